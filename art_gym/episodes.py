@@ -1,0 +1,167 @@
+"""Episodes: what was said, sampled and earned, exactly as it happened.
+
+This module owns the data and its JSON form. Who fills it is the runner, where it lies on disk is `art_gym.store`, and how it becomes training
+rows is `art_gym_trainers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from art_gym.errors import FailureKind
+from art_gym.messages import AssistantMessage, Message, ToolSchema
+from art_gym.scenarios import Scenario
+
+FORMAT_VERSION = 1
+
+TruncationReason = Literal["max_turns", "context_length", "environment"]
+"""Why an episode was truncated: its turns ran out, the context was full, or the environment (or a wrapper) said so."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One action of the policy, and what the environment made of it.
+
+    Attributes:
+        observation: The new messages that the policy was shown before it acted (not the whole transcript).
+        action: The assistant message as the endpoint returned it.
+        reward: The step's reward.
+        rewards: The named components of `reward`; they add up to it.
+        finish_reason: As the endpoint said: "stop", "tool_calls", "length"…
+        policy: The policy version that answered, such as "smollm2-135m@12".
+        prompt_ids: Token ids of the whole prompt, as the engine saw them; None if the endpoint gives none.
+        completion_ids: Token ids as sampled, the end token included; None if the endpoint gives none.
+        logprobs: Log-probability of each completion token under the distribution sampled from; as long as `completion_ids`.
+        invalid_calls: How many of the action's tool calls were answered with an error text.
+        policy_seconds: Wall time of the policy call.
+        environment_seconds: Wall time of `step`.
+    """
+
+    observation: list[Message]
+    action: AssistantMessage
+    reward: float = 0.0
+    rewards: dict[str, float] = field(default_factory=dict)
+    finish_reason: str = "stop"
+    policy: str = ""
+    prompt_ids: list[int] | None = None
+    completion_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    invalid_calls: int = 0
+    policy_seconds: float = 0.0
+    environment_seconds: float = 0.0
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the turn carries what training needs: token ids and one log-probability for each sampled token."""
+        return (
+            self.prompt_ids is not None
+            and self.completion_ids is not None
+            and self.logprobs is not None
+            and len(self.logprobs) == len(self.completion_ids)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an episode could not be finished."""
+
+    kind: FailureKind
+    message: str
+    traceback: str = ""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One episode: a scenario played from reset to its end, or to its failure.
+
+    Attributes:
+        id: Unique within a run.
+        env_id: The environment's registered id.
+        scenario: Where the episode started.
+        member: Its place in its group, from 0.
+        tools: The tool schemas that the policy was offered, in OpenAI wire form.
+        turns: In order; empty if the episode failed at reset.
+        final_observation: The messages after the last action.
+        terminated: The environment ended the episode.
+        truncated: The episode was cut; `truncation` says why. Never both.
+        metrics: The environment's own figures (`ToolEnv.metric`), such as "success".
+        failure: None unless the episode failed; failed episodes stay out of baselines.
+        seconds: Wall time from reset to the end.
+    """
+
+    id: str
+    env_id: str
+    scenario: Scenario
+    member: int = 0
+    tools: list[ToolSchema] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    final_observation: list[Message] = field(default_factory=list)
+    terminated: bool = False
+    truncated: bool = False
+    truncation: TruncationReason | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+    seconds: float = 0.0
+
+    @property
+    def reward(self) -> float:
+        """The return: the sum of the rewards of all turns."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def success(self) -> bool:
+        """The metric "success" where the environment reports one, else whether the return is positive."""
+        return self.failure is None and self.metrics.get("success", self.reward) > 0
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole transcript."""
+        transcript: list[Message] = []
+        for turn in self.turns:
+            transcript += [*turn.observation, turn.action]
+        return transcript + self.final_observation
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["scenario"] = self.scenario.to_dict()
+        data["format"] = FORMAT_VERSION
+        # For readers of the file; derived again when it is loaded.
+        data["reward"] = self.reward
+        data["success"] = self.success
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Episode:
+        version = data.get("format")
+        if version != FORMAT_VERSION:
+            raise ValueError(f"an episode record has format {version!r}; this version of art_gym reads format {FORMAT_VERSION}")
+        values = {key: value for key, value in data.items() if key not in ("format", "reward", "success")}
+        values["scenario"] = Scenario.from_dict(values["scenario"])
+        values["turns"] = [Turn(**turn) for turn in values["turns"]]
+        values["failure"] = Failure(**values["failure"]) if values["failure"] else None
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class EpisodeGroup:
+    """Episodes of one scenario, compared with each other by group-relative advantages."""
+
+    scenario: Scenario
+    episodes: list[Episode]
+
+    @property
+    def finished(self) -> list[Episode]:
+        """The episodes that did not fail; only these count in a baseline."""
+        return [episode for episode in self.episodes if episode.failure is None]
+
+    @property
+    def failed(self) -> list[Episode]:
+        return [episode for episode in self.episodes if episode.failure is not None]
+
+
+def success_rate(episodes: Iterable[Episode]) -> float:
+    """Share of the episodes that succeeded; failed episodes count as not successful. 0.0 for none."""
+    outcomes = [episode.success for episode in episodes]
+    return sum(outcomes) / len(outcomes) if outcomes else 0.0

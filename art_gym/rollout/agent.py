@@ -1,0 +1,74 @@
+"""What an agent is: something that turns the state of an episode into a reply.
+
+Agents keep no state of their own between turns, so that one agent plays any number of episodes at once; what an agent wants to remember about
+one episode goes into `TurnState.memory`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from art_gym.messages import AssistantMessage, Message, ToolSchema
+from art_gym.scenarios import Scenario
+from art_gym.spaces import ToolCallSpace
+
+
+@dataclass(slots=True)
+class TurnState:
+    """What an agent sees when it is asked to act.
+
+    Attributes:
+        env_id: The environment's id.
+        scenario: Where the episode started.
+        member: The episode's place in its group.
+        turn: Index of the turn, from 0.
+        messages: The whole transcript so far, the new observation included. Not to be changed.
+        observation: The messages that are new since the last action.
+        tools: Tool schemas in OpenAI wire form.
+        action_space: The environment's action space.
+        rng: The episode's own generator, the same for equal scenario and member.
+        memory: A scratch pad of the agent's own, kept for the episode.
+        timeout: Seconds that the reply may take; the runner cuts it off after that.
+    """
+
+    env_id: str
+    scenario: Scenario
+    member: int
+    turn: int
+    messages: list[Message]
+    observation: tuple[Message, ...]
+    tools: list[ToolSchema]
+    action_space: ToolCallSpace
+    rng: np.random.Generator
+    memory: dict[str, Any] = field(default_factory=dict)
+    timeout: float = 60.0
+
+
+@dataclass(slots=True)
+class Reply:
+    """An agent's action, with the tokens behind it where there are any (see `art_gym.episodes.Turn`)."""
+
+    action: AssistantMessage
+    finish_reason: str = "stop"
+    policy: str = ""
+    prompt_ids: list[int] | None = None
+    completion_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """A policy that plays episodes.
+
+    `act` raises `PolicyError` when its endpoint fails for this episode, `EngineError` when the server is gone, and `ContextOverflow` when the
+    conversation no longer fits.
+    """
+
+    name: str
+
+    async def act(self, state: TurnState) -> Reply: ...
+
+    async def close(self) -> None: ...
