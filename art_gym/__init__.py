@@ -1,5 +1,68 @@
 """art_gym trains LLM agents with reinforcement learning on tasks written as multi-turn Gymnasium environments."""
 
+from art_gym import _vector as _vector  # registers the spaces with Gymnasium's vector environments
 from art_gym._version import __version__
+from art_gym.env import ToolEnv
+from art_gym.episodes import Episode, EpisodeGroup, Failure, Turn, success_rate
+from art_gym.errors import (
+    ArtGymError,
+    ContextOverflow,
+    EngineError,
+    EpisodeError,
+    MissingExtra,
+    MissingTokens,
+    PolicyError,
+    ToolError,
+    ToolTimeout,
+    UsageError,
+)
+from art_gym.messages import AssistantMessage, Message, Observation, ToolSchema, call, calls, say
+from art_gym.registration import env_ids, make, register
+from art_gym.rollout import Agent, Progress, Reply, Runner, TurnState
+from art_gym.scenarios import SPLITS, Scenario, Split
+from art_gym.spaces import ChatSpace, ToolCallSpace
+from art_gym.store import EpisodeStore
+from art_gym.tools import Tool, tool
 
-__all__ = ["__version__"]
+__all__ = [
+    "SPLITS",
+    "Agent",
+    "ArtGymError",
+    "AssistantMessage",
+    "ChatSpace",
+    "ContextOverflow",
+    "EngineError",
+    "Episode",
+    "EpisodeError",
+    "EpisodeGroup",
+    "EpisodeStore",
+    "Failure",
+    "Message",
+    "MissingExtra",
+    "MissingTokens",
+    "Observation",
+    "PolicyError",
+    "Progress",
+    "Reply",
+    "Runner",
+    "Scenario",
+    "Split",
+    "Tool",
+    "ToolCallSpace",
+    "ToolEnv",
+    "ToolError",
+    "ToolSchema",
+    "ToolTimeout",
+    "Turn",
+    "TurnState",
+    "UsageError",
+    "__version__",
+    "call",
+    "calls",
+    "env_ids",
+    "make",
+    "register",
+    "say",
+    "success_rate",
+    "tool",
+]

@@ -6,22 +6,18 @@ The types come from the `openai` package and are imported for type checkers only
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from openai.types.chat import (
-        ChatCompletionAssistantMessageParam as AssistantMessage,
-    )
-    from openai.types.chat import (
-        ChatCompletionFunctionToolParam as ToolSchema,
-    )
-    from openai.types.chat import (
-        ChatCompletionMessageParam as Message,
-    )
+    from openai.types import chat
+
+    AssistantMessage: TypeAlias = chat.ChatCompletionAssistantMessageParam
+    Message: TypeAlias = chat.ChatCompletionMessageParam
+    ToolSchema: TypeAlias = chat.ChatCompletionFunctionToolParam
 else:
     AssistantMessage = Message = ToolSchema = dict[str, Any]
 
-Observation = tuple[Message, ...]
+Observation: TypeAlias = tuple[Message, ...]
 """What `reset` and `step` return: the messages that are new since the last action."""
 
 

@@ -1,0 +1,407 @@
+"""ToolEnv: a Gymnasium environment whose observations are chat messages and whose actions are assistant messages.
+
+It owns the episode's rules: what is answered, what counts, when it ends. Reading an action is `art_gym._actions`' part, checking arguments
+`art_gym.tools`', running a call `art_gym._calls`'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, TypeAlias, cast
+
+import gymnasium
+from gymnasium.error import ResetNeeded
+
+from art_gym import _calls
+from art_gym._actions import WrittenCall, echo, printable, read_action
+from art_gym._render import print_messages, render_text
+from art_gym.errors import ToolError
+from art_gym.messages import AssistantMessage, Message, Observation, ToolSchema
+from art_gym.scenarios import SPLITS, Scenario, Split
+from art_gym.spaces import ChatSpace, ToolCallSpace
+from art_gym.tools import Tool, derive_tools, refuse_hidden, result_content
+
+StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+_Phase = Literal["not initialised", "not reset", "starting", "running", "over", "failed"]
+
+_NOT_STATE = frozenset({"action_space", "observation_space", "spec", "render_mode", "_tools"})
+"""Attributes that belong to the instance and not to its episode: snapshots leave them out."""
+
+_INSTANCE_ATTRIBUTES = frozenset({"action_space", "observation_space", "_tools", "_metrics", "_rewards", "_transcript"})
+"""Attributes that only instances have; the class has the others that a tool must not hide."""
+
+
+class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
+    """A multi-turn task that is played by calling tools.
+
+    A subclass sets `instructions`, overrides `start`, and marks methods with `@tool`; `finish` ends the episode.
+
+    >>> from art_gym import ToolEnv, call, tool
+    >>> class Door(ToolEnv):
+    ...     instructions = "Open the door."
+    ...     def start(self) -> str:
+    ...         return "The door is shut."
+    ...     @tool
+    ...     def push(self) -> str:
+    ...         '''Push the door.'''
+    ...         self.finish(reward=1.0, success=True)
+    ...         return "It opens."
+    >>> env = Door()
+    >>> [message["role"] for message in env.reset(seed=1)[0]]
+    ['system', 'user']
+    >>> observation, reward, terminated, truncated, info = env.step(call("push"))
+    >>> observation[0]["content"], reward, terminated, info["metrics"]
+    ('It opens.', 1.0, True, {'success': 1.0})
+
+    Attributes:
+        instructions: The system message, or a method that returns it (called after `start`); "" for none.
+        max_turns: Actions after which an unfinished episode is truncated; None for no limit.
+        max_parallel_calls: Tool calls of one message that are executed; those beyond are answered, not executed. None for no limit.
+        instant: Whether every tool returns at once (no I/O, no sleeping), so that a runner may step the environment on its event loop.
+        options: The options of the last reset.
+        turn: Actions taken since the last reset.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012  as gymnasium.Env declares it
+    instructions: str | Callable[[], str] = ""
+    max_turns: int | None = None
+    max_parallel_calls: int | None = None
+    instant: ClassVar[bool] = False
+    options: Mapping[str, Any] = MappingProxyType({})
+    turn: int = 0
+    action_space: ToolCallSpace
+    observation_space: ChatSpace
+
+    _phase: _Phase = "not initialised"
+    _class_tools: ClassVar[dict[str, Tool] | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_hidden(cls, ToolEnv, _INSTANCE_ATTRIBUTES)
+        try:
+            # The frame of the class statement: annotations may name what is defined there, as in a function.
+            cls._class_tools = derive_tools(cls, sys._getframe(1).f_locals)
+        except NameError:
+            # An annotation names a class that is defined further down; the first instance tries again.
+            cls._class_tools = None
+
+    def __init__(self, *, render_mode: str | None = None) -> None:
+        """Set up the spaces from the tools; subclasses with options of their own pass `render_mode` on.
+
+        Raises:
+            ValueError: The render mode isn't one of `metadata["render_modes"]`, or a limit isn't positive.
+        """
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise ValueError(f"render_mode must be one of {', '.join(self.metadata['render_modes'])}, not {render_mode!r}")
+        cls = type(self)
+        if cls.__dict__.get("_class_tools") is None:
+            cls._class_tools = derive_tools(cls)
+        self.render_mode = render_mode
+        self.observation_space = ChatSpace()
+        self._tools: dict[str, Tool] = dict(cls._class_tools or {})  # by wire name
+        self.action_space = self._make_action_space()
+        self._phase = "not reset"
+        self._metrics: dict[str, float] = {}
+        self._rewards: dict[str, float] = {}
+        self._transcript: list[Message] = []
+
+    # What a task overrides.
+
+    def start(self) -> str | Sequence[Message] | None:
+        """Set up a new episode from `self.np_random` and `self.options`, and return the user's first message (or messages, or None)."""
+        return None
+
+    def on_text(self, text: str) -> str | None:
+        """Answer a message without tool calls; may be async. None gives the default nudge, or no message if the episode has ended here."""
+        return None
+
+    def on_invalid(self, problem: str) -> None:
+        """Take note of a call that was refused (unknown tool, bad arguments, too many calls), or of an action that is no message.
+
+        `problem` is what the model is told. Does nothing by default; an environment may take a reward for it.
+        """
+
+    def scenarios(self, split: Split, count: int | None = None) -> Iterator[Scenario]:
+        """Yield the scenarios of a split: disjoint between splits, the same in every process. Endless by default, from seeds of their own.
+
+        Args:
+            split: "train", "validation" or "test".
+            count: How many at most; None for all.
+
+        Raises:
+            ValueError: There is no such split.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+        # Every third seed is the split's own, so that no count of scenarios reaches into another split.
+        seeds = itertools.count(SPLITS.index(split), len(SPLITS))
+        endless = (Scenario(f"{split}-{index}", seed) for index, seed in enumerate(seeds))
+        return itertools.islice(endless, count)
+
+    # What a task's methods call.
+
+    def finish(self, reward: float = 0.0, success: bool | None = None, name: str = "outcome") -> None:
+        """End the episode with this action.
+
+        Args:
+            reward: Reward for the outcome, as the component `name`.
+            success: Reported as the metric "success", 1.0 or 0.0; None reports none.
+            name: Name of the reward component.
+
+        Raises:
+            RuntimeError: No episode is running.
+        """
+        self._check_running("finish")
+        self.reward(name, reward)
+        if success is not None:
+            self.metric("success", float(success))
+        self._phase = "over"
+
+    def reward(self, name: str, value: float) -> None:
+        """Add to this action's reward, under a name that tells where it comes from.
+
+        Raises:
+            ValueError: The value isn't finite.
+            RuntimeError: No episode is running.
+        """
+        self._check_running("reward")
+        self._rewards[name] = _finite(f"reward {name!r}", self._rewards.get(name, 0.0) + float(value))
+
+    def metric(self, name: str, value: float) -> None:
+        """Report a figure of the episode that isn't reward; a later value replaces an earlier one.
+
+        Raises:
+            ValueError: The value isn't finite.
+        """
+        self._metrics[name] = _finite(f"metric {name!r}", float(value))
+
+    def constrain(self, tool: str, **annotations: Any) -> None:
+        """Give parameters of one of this instance's tools other types: `self.constrain("guess", number=Annotated[int, Field(le=high)])`.
+
+        Schema, validation and action space follow. Belongs into `__init__`, after `super().__init__()`.
+
+        Raises:
+            ValueError: There is no such tool.
+            TypeError: It has no such parameter.
+        """
+        if tool not in self._tools:
+            raise ValueError(f"unknown tool {tool!r}; {self._names()}")
+        self._tools[tool] = self._tools[tool].constrained(annotations)
+        self.action_space = self._make_action_space()
+
+    # What a policy or a runner calls.
+
+    @property
+    def tools(self) -> list[ToolSchema]:
+        """The tools in OpenAI wire form; new objects each time."""
+        return [tool.schema for tool in self._tools.values()]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode, as `gymnasium.Env.reset`; the observation is the system message and the user's first one."""
+        if self._phase == "not initialised":
+            raise RuntimeError(f"{type(self).__name__}.__init__ doesn't call super().__init__()")
+        super().reset(seed=seed)
+        self.options = copy.deepcopy(options) if options else {}
+        self.turn = 0
+        self._metrics, self._rewards, self._transcript = {}, {}, []
+        self._phase = "starting"
+        opening = self.start()
+        instructions = self.instructions() if callable(self.instructions) else self.instructions
+        self._phase = "running"
+        messages: list[Message] = []
+        if instructions:
+            messages.append({"role": "system", "content": printable(instructions)})
+        if isinstance(opening, str):
+            messages.append({"role": "user", "content": printable(opening)})
+        elif opening is not None:
+            messages += copy.deepcopy(list(opening))
+        return self._shown(messages), self._info(invalid_calls=0, tool_errors=0, truncation="")
+
+    def step(self, action: AssistantMessage) -> StepResult:
+        """Answer an action, as `gymnasium.Env.step`; the observation is the new messages only.
+
+        Whatever the model wrote is answered, never raised.
+
+        Returns:
+            observation: One tool message for each call, in order and with its id; or a user message where there is no call.
+            reward: The sum of this action's components, which are `info["rewards"]`.
+            terminated: The task ended the episode.
+            truncated: The turns ran out; never together with `terminated`.
+            info: `turn`, `rewards`, `metrics`, `invalid_calls` (calls that were refused), `tool_errors` (calls whose tool raised
+                `ToolError`), and `truncation` ("max_turns" or "").
+
+        Raises:
+            ResetNeeded: No episode is running.
+            ToolTimeout: A tool ran past its limit. Make a new environment: the call may still be changing this one.
+            Exception: Whatever a tool raises besides `ToolError`: a bug of the environment.
+        """
+        with contextlib.closing(self._transition(action)) as transition:
+            try:
+                wanted = next(transition)
+                while True:
+                    try:
+                        outcome = _calls.run(wanted)
+                    except ToolError as error:
+                        wanted = transition.throw(error)
+                    else:
+                        wanted = transition.send(outcome)
+            except StopIteration as end:
+                return cast("StepResult", end.value)
+
+    async def astep(self, action: AssistantMessage) -> StepResult:
+        """`step` without blocking the event loop: async tools run on it, sync ones in a thread, or in place if the environment is instant."""
+        with contextlib.closing(self._transition(action)) as transition:
+            try:
+                wanted = next(transition)
+                while True:
+                    try:
+                        outcome = await _calls.run_async(wanted, inline=self.instant)
+                    except ToolError as error:
+                        wanted = transition.throw(error)
+                    else:
+                        wanted = transition.send(outcome)
+            except StopIteration as end:
+                return cast("StepResult", end.value)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the episode's state, as a deep copy. Environments with outside resources override this and `restore`."""
+        return self._copy_state({name: value for name, value in vars(self).items() if name not in _NOT_STATE})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a snapshot, of this instance or of another one made alike; the snapshot can be used again."""
+        state = self._copy_state(state)
+        for name in vars(self).keys() - state.keys() - _NOT_STATE:
+            delattr(self, name)
+        vars(self).update(state)
+
+    def render(self) -> str | None:
+        """Return the transcript as text in mode "ansi"; nothing in mode "human", which prints each message as it comes."""
+        return render_text(self._transcript) if self.render_mode == "ansi" else None
+
+    # The episode's rules.
+
+    def _transition(self, action: Any) -> Generator[_calls.Call, Any, StepResult]:
+        """One step, as a generator of the calls that it needs made; the driver sends back results, and throws in `ToolError`s."""
+        if self._phase != "running":
+            raise ResetNeeded(f"step needs an episode that is running, this one is {self._phase}: call reset first")
+        self.turn += 1
+        self._rewards = {}
+        written = read_action(action)
+        if self.render_mode is not None and isinstance(action, Mapping):
+            self._show([copy.deepcopy(cast("Message", action))])
+        messages: list[Message] = []
+        invalid = errors = 0
+        succeeded = False
+        try:
+            if written.problem:
+                invalid = 1
+                self.on_invalid(written.problem)
+                messages.append({"role": "user", "content": f"{written.problem}. {self._nudge()}"})
+            elif not written.calls:
+                try:
+                    reply = yield _calls.Call(partial(self.on_text, written.text), "on_text")
+                except ToolError as error:
+                    reply = str(error)
+                if reply is not None or self._phase == "running":
+                    messages.append({"role": "user", "content": printable(self._nudge() if reply is None else reply)})
+            for index, call in enumerate(written.calls):
+                content: Any
+                try:
+                    content = yield from self._answer(call, index)
+                except _Refused as refusal:
+                    content, invalid = str(refusal), invalid + 1
+                    self.on_invalid(content)
+                except ToolError as error:
+                    content, errors = printable(str(error)), errors + 1
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            succeeded = True
+        finally:
+            if not succeeded:
+                self._phase = "failed"
+        terminated = self._ended()
+        truncated = not terminated and self.max_turns is not None and self.turn >= self.max_turns
+        if truncated:
+            self._phase = "over"
+        info = self._info(invalid_calls=invalid, tool_errors=errors, truncation="max_turns" if truncated else "")
+        return self._shown(messages), math.fsum(self._rewards.values()), terminated, truncated, info
+
+    def _answer(self, call: WrittenCall, index: int) -> Generator[_calls.Call, Any, Any]:
+        """Return the content of the message that answers a call.
+
+        Raises:
+            _Refused: The call can't be executed as it is.
+            ToolError: The tool said so.
+        """
+        if self._ended():
+            return "not executed: the episode has ended"
+        if self.max_parallel_calls is not None and index >= self.max_parallel_calls:
+            raise _Refused(f"not executed: a message may hold {self.max_parallel_calls} tool call{'s'[: self.max_parallel_calls != 1]} at most")
+        if call.problem:
+            raise _Refused(f"{call.problem}; {self._names()}")
+        tool = self._tools.get(call.name)
+        if tool is None:
+            raise _Refused(f"unknown tool {echo(call.name)}; {self._names()}")
+        try:
+            arguments = tool.parse(call.arguments)
+        except ToolError as error:
+            raise _Refused(printable(str(error))) from None
+        result = yield _calls.Call(partial(getattr(self, tool.attribute), **arguments), f"tool '{tool.name}'", tool.timeout)
+        return result_content(tool.name, result)
+
+    def _names(self) -> str:
+        return f"the tools are: {', '.join(self._tools)}" if self._tools else "there are no tools"
+
+    def _nudge(self) -> str:
+        return f"Call a tool; {self._names()}." if self._tools else "Go on."
+
+    def _ended(self) -> bool:
+        return self._phase == "over"
+
+    def _check_running(self, what: str) -> None:
+        if self._phase != "running":
+            raise RuntimeError(f"{what} needs an episode that is running, this one is {self._phase}; a tool may end it once")
+
+    def _info(self, *, invalid_calls: int, tool_errors: int, truncation: str) -> dict[str, Any]:
+        return {
+            "turn": self.turn,
+            "rewards": dict(self._rewards),
+            "metrics": dict(self._metrics),
+            "invalid_calls": invalid_calls,
+            "tool_errors": tool_errors,
+            "truncation": truncation,
+        }
+
+    def _shown(self, messages: list[Message]) -> Observation:
+        if self.render_mode is not None:
+            self._show(copy.deepcopy(messages))
+        return tuple(messages)
+
+    def _show(self, messages: list[Message]) -> None:
+        self._transcript += messages
+        if self.render_mode == "human":
+            print_messages(messages)
+
+    def _make_action_space(self) -> ToolCallSpace:
+        return ToolCallSpace({tool.name: tool.parameters for tool in self._tools.values()})
+
+    def _copy_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        # What refers to the environment itself, such as a bound method, goes on referring to it.
+        return copy.deepcopy(dict(state), {id(self): self})
+
+
+class _Refused(Exception):
+    """A call that isn't executed; the text is its answer."""
+
+
+def _finite(what: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{what} must be finite, not {value}")
+    return value

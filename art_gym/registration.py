@@ -1,0 +1,157 @@
+"""Registering and making environments: Gymnasium's registry, with string entry points, JSON options, and errors that name the way out."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import importlib.util
+import inspect
+import json
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id
+
+from art_gym.env import ToolEnv
+from art_gym.errors import UsageError
+
+BUNDLED = "art_gym_envs"
+"""The package whose import registers the environments of the namespace `art_gym`. Imported by name: the framework doesn't depend on it."""
+
+_registered: set[str] = set()
+
+
+def register(id: str, entry_point: str, **kwargs: Any) -> None:
+    """Register an environment with Gymnasium. Registering the same again does nothing.
+
+    >>> register("example/GuessSmall-v0", "art_gym_envs.guess_number:GuessNumber", high=4)
+    >>> make("example/GuessSmall-v0").spec.kwargs
+    {'high': 4}
+
+    Args:
+        id: "namespace/Name-v0".
+        entry_point: "package.module:Class"; imported when the environment is first made.
+        **kwargs: Options for the environment's constructor, JSON-serialisable.
+
+    Raises:
+        UsageError: The id, entry point or options can't be used, or the id is registered as something else.
+    """
+    spec = _make_spec(id, entry_point, kwargs)
+    existing = gymnasium.registry.get(spec.id)
+    if existing is None:
+        gymnasium.register(spec.id, entry_point=entry_point, kwargs=spec.kwargs)
+    elif (existing.entry_point, existing.kwargs) != (spec.entry_point, spec.kwargs):
+        raise UsageError(
+            f"{id} is registered already, as {existing.entry_point!r} with {existing.kwargs}, and can't become {entry_point!r} with {kwargs}: "
+            "choose another name or version"
+        )
+    _registered.add(spec.id)
+
+
+def make(env_id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Make an environment by its id, without Gymnasium's checking wrappers: what its class returns, or with the wrappers of its registration.
+
+    >>> str(make("art_gym/GuessNumber-v0", high=8))
+    '<GuessNumber<art_gym/GuessNumber-v0>>'
+
+    Args:
+        env_id: An id of the bundled environments, or "package:namespace/Name-v0", which imports the package first.
+        **kwargs: Options for the environment's constructor.
+
+    Raises:
+        UsageError: There is no such environment, or it has no such options.
+    """
+    spec = _find(env_id)
+    creator = _creator(spec)
+    options = {**spec.kwargs, **kwargs}
+    _check_options(spec.id, creator, options)
+    spec = copy.copy(spec)
+    spec.order_enforce = False
+    try:
+        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    except (TypeError, ValueError) as error:
+        problem = " ".join(str(error).split(" was raised from the environment creator")[0].split())
+        raise UsageError(f"{spec.id} can't be made with {options}: {problem}") from error
+
+
+def env_ids() -> list[str]:
+    """List the ids of the registered environments of this kind: those registered here, and any others whose entry point is a `ToolEnv`."""
+    _import_bundled()
+    return sorted(id_ for id_, spec in gymnasium.registry.items() if id_ in _registered or _makes_tool_env(spec))
+
+
+def _make_spec(id: str, entry_point: str, kwargs: dict[str, Any]) -> EnvSpec:
+    try:
+        parse_env_id(id)
+    except (gymnasium.error.Error, TypeError):
+        raise UsageError(f"an environment's id has the form namespace/Name-v0, not {id!r}") from None
+    if not isinstance(entry_point, str) or entry_point.count(":") != 1:
+        raise UsageError(f"{id}: the entry point has the form 'package.module:Class', not {entry_point!r}")
+    try:
+        options = json.loads(json.dumps(kwargs))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{id}: the options must be JSON-serialisable: {error}") from None
+    if options != kwargs:
+        raise UsageError(f"{id}: the options must stay the same through JSON (lists, not tuples; string keys): {kwargs}")
+    return EnvSpec(id, entry_point=entry_point, kwargs=options)
+
+
+def _find(env_id: str) -> EnvSpec:
+    module, _, name = env_id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        elif name not in gymnasium.registry:
+            _import_bundled()
+        return gymnasium.spec(name)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"can't import {module!r} for {env_id!r} ({error}): is it installed?") from error
+    except gymnasium.error.Error as error:
+        close = difflib.get_close_matches(name, gymnasium.registry, n=1, cutoff=0.5)
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else "`art-gym envs` lists those there are; for another package's, write package:namespace/Name-v0"
+        )
+        raise UsageError(f"unknown environment {env_id!r}; {hint}") from error
+
+
+def _creator(spec: EnvSpec) -> Any:
+    if spec.entry_point is None:
+        raise UsageError(f"{spec.id} can only be made as a vector environment")
+    if callable(spec.entry_point):
+        return spec.entry_point
+    try:
+        return load_env_creator(spec.entry_point)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{spec.id}: its entry point {spec.entry_point!r} can't be loaded: {error}") from error
+
+
+def _check_options(id: str, creator: Any, options: dict[str, Any]) -> None:
+    parameters = inspect.signature(creator).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [name for name in parameters if name != "render_mode"]
+    for name in options.keys() - parameters.keys():
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"{id} has no option {name!r}; {hint}its options are: {', '.join(known) or 'none'}")
+
+
+def _makes_tool_env(spec: EnvSpec) -> bool:
+    entry_point: Any = spec.entry_point
+    if isinstance(entry_point, str):
+        # Gymnasium's own environments aren't ours, and some of them import heavy packages.
+        if entry_point.startswith(("gymnasium.", "shimmy.")):
+            return False
+        try:
+            entry_point = load_env_creator(entry_point)
+        except Exception:  # noqa: BLE001  another package's module may raise anything; then it isn't ours
+            return False
+    return inspect.isclass(entry_point) and issubclass(entry_point, ToolEnv)
+
+
+def _import_bundled() -> None:
+    if importlib.util.find_spec(BUNDLED) is not None:
+        importlib.import_module(BUNDLED)

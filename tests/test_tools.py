@@ -1,0 +1,567 @@
+"""Tools: what is derived from a signature, what is accepted, and what a model is told when it isn't."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import enum
+import json
+import pickle
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Optional
+
+import pydantic
+import pytest
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
+
+from art_gym import Tool, ToolEnv, ToolError, call, tool
+from art_gym._arguments import read_arguments
+from art_gym.tools import result_content
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Person(BaseModel):
+    name: Annotated[str, Field(min_length=1)]
+    age: int = 0
+
+
+class Tree(BaseModel):
+    value: int
+    children: list[Tree] = []
+
+
+class Point(TypedDict):
+    x: int
+    y: int
+
+
+@dataclass
+class Span:
+    start: int
+    stop: int = 9
+
+
+def derive(function: Any, **options: Any) -> Tool:
+    return Tool.from_function(function, **options)
+
+
+def problem(function: Any, arguments: Any) -> str:
+    with pytest.raises(ToolError) as caught:
+        derive(function).parse(arguments)
+    return str(caught.value)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+# What is derived.
+
+
+def test_schema_in_wire_form() -> None:
+    def find(word: str, limit: Annotated[int, Field(ge=1)] = 3) -> str:
+        """Find mails.
+
+        They are searched from the newest.
+
+        Args:
+            word: One word.
+            limit: How many at most.
+        """
+        return word
+
+    assert derive(find).schema == {
+        "type": "function",
+        "function": {
+            "name": "find",
+            "description": "Find mails.\n\nThey are searched from the newest.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "word": {"description": "One word.", "type": "string"},
+                    "limit": {"default": 3, "description": "How many at most.", "minimum": 1, "type": "integer"},
+                },
+                "required": ["word"],
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        "Add.\n\nArgs:\n    a: The first.",
+        "Add.\n\nParameters\n----------\na : int\n    The first.",
+        "Add.\n\n:param a: The first.",
+    ],
+    ids=["google", "numpy", "sphinx"],
+)
+def test_descriptions_come_from_each_docstring_style(doc: str) -> None:
+    def plus(a: int) -> int:
+        return a
+
+    plus.__doc__ = doc
+    derived = derive(plus)
+    assert derived.description == "Add."
+    assert derived.parameters["properties"]["a"]["description"] == "The first."
+
+
+def test_a_description_in_the_annotation_wins() -> None:
+    def plus(a: Annotated[int, Field(description="From the annotation.")]) -> int:
+        """Add.
+
+        Args:
+            a: From the docstring.
+        """
+        return a
+
+    assert derive(plus).parameters["properties"]["a"]["description"] == "From the annotation."
+
+
+@pytest.mark.parametrize(
+    ("annotation", "schema"),
+    [
+        (Literal["a", "b"], {"enum": ["a", "b"], "type": "string"}),
+        (Optional[int], {"anyOf": [{"type": "integer"}, {"type": "null"}]}),  # noqa: UP045  the spelling is what is tested
+        (int | str, {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        (dict[str, int], {"additionalProperties": {"type": "integer"}, "type": "object"}),
+        (list[int], {"items": {"type": "integer"}, "type": "array"}),
+        (datetime.date, {"format": "date", "type": "string"}),
+        (Annotated[str, Field(max_length=5, pattern="^a")], {"maxLength": 5, "pattern": "^a", "type": "string"}),
+        (Annotated[int, Field(ge=1, lt=9, multiple_of=2)], {"exclusiveMaximum": 9, "minimum": 1, "multipleOf": 2, "type": "integer"}),
+        (Colour, {"$ref": "#/$defs/Colour"}),
+        (Person, {"$ref": "#/$defs/Person"}),
+    ],
+    ids=str,
+)
+def test_types_and_constraints_are_kept(annotation: Any, schema: dict[str, Any]) -> None:
+    def use(x: Any) -> None: ...
+
+    assert derive(use, annotations={"x": annotation}).parameters["properties"]["x"] == schema
+
+
+@pytest.mark.parametrize(
+    ("annotation", "written", "value"),
+    [
+        (int, "0", 0),
+        (Literal["a", "b"], '"b"', "b"),
+        (Optional[int], "null", None),  # noqa: UP045
+        (int | str, '"7"', "7"),
+        (dict[str, int], '{"k": 1}', {"k": 1}),
+        (set[int], "[1, 1, 2]", {1, 2}),
+        (tuple[int, str], '[1, "x"]', (1, "x")),
+        (datetime.date, '"2024-02-29"', datetime.date(2024, 2, 29)),
+        (Decimal, '"1.5"', Decimal("1.5")),
+        (Colour, '"blue"', Colour.BLUE),
+        (Person, '{"name": "Ana", "age": 3}', Person(name="Ana", age=3)),
+        (Tree, '{"value": 1, "children": [{"value": 2}]}', Tree(value=1, children=[Tree(value=2)])),
+        (Point, '{"x": 1, "y": 2}', {"x": 1, "y": 2}),
+        (Span, '{"start": 1}', Span(1, 9)),
+        (float, "3", 3.0),
+        (int, '"2"', 2),
+    ],
+    ids=str,
+)
+def test_values_arrive_as_the_annotated_type(annotation: Any, written: str, value: Any) -> None:
+    def use(x: Any) -> None: ...
+
+    assert derive(use, annotations={"x": annotation}).parse(f'{{"x": {written}}}') == {"x": value}
+
+
+def test_defaults_stay_optional() -> None:
+    def plus(a: int = 7, *, b: int | None = None) -> None: ...
+
+    derived = derive(plus)
+    assert "required" not in derived.parameters
+    assert derived.parse("{}") == {"a": 7, "b": None}
+
+
+def test_a_mutable_default_is_not_shared_between_calls() -> None:
+    def plus(items: list[int] = []) -> None: ...  # noqa: B006  what is tested
+
+    derived = derive(plus)
+    derived.parse("")["items"].append(1)
+    assert derived.parse("") == {"items": []}
+
+
+def test_parameters_named_like_attributes_of_pydantic() -> None:
+    def odd(json: int, copy: int, model_config: int, _id: int, self_: int = 0) -> None: ...
+
+    written = {"json": 1, "copy": 2, "model_config": 3, "_id": 4}
+    assert derive(odd).parse(json.dumps(written)) == {**written, "self_": 0}
+
+
+def test_a_callable_object() -> None:
+    class Adder:
+        """Adds."""
+
+        def __call__(self, a: int) -> int:
+            return a
+
+    derived = derive(Adder(), name="adder")
+    assert derived.parameters["required"] == ["a"]
+
+
+def test_an_unannotated_parameter_takes_anything() -> None:
+    def use(x): ...  # type: ignore[no-untyped-def]
+
+    assert derive(use).parse('{"x": [1]}') == {"x": [1]}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [(bytes, "bytes can't be written in JSON"), (list[bytes], "bytes"), (type(lambda: 0), ""), (ToolEnv, "")],
+    ids=["bytes", "nested bytes", "function", "class"],
+)
+def test_what_json_cannot_carry_is_refused_when_the_tool_is_made(annotation: Any, text: str) -> None:
+    def use(x: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=f"tool 'use'.*{text}"):
+        derive(use, annotations={"x": annotation})
+
+
+def test_parameters_that_have_no_name_are_refused() -> None:
+    def star(*args: int) -> None: ...
+    def stars(**kwargs: int) -> None: ...
+    def positional(a: int, /) -> None: ...
+
+    for function in (star, stars, positional):
+        with pytest.raises(TypeError, match="can't be passed by name"):
+            derive(function)
+
+
+def test_names_and_timeouts_are_checked() -> None:
+    with pytest.raises(TypeError, match="letters, digits"):
+        tool(name="two words")
+    with pytest.raises(TypeError, match="positive number of seconds"):
+        tool(timeout=0)
+    with pytest.raises(TypeError, match=r"@tool\(name=\.\.\.\)"):
+        derive(lambda: None)
+
+
+def test_a_schema_can_be_changed_without_changing_the_tool() -> None:
+    derived = derive(add)
+    derived.schema["function"]["parameters"]["properties"].clear()
+    assert set(derived.schema["function"]["parameters"]["properties"]) == {"a", "b"}
+
+
+# What a model is told.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("[1, 2]", "arguments must be an object, not a list"),
+        ("3", "arguments must be an object, not a number"),
+        ('"a"', "arguments must be an object, not a string"),
+        ("true", "arguments must be an object, not true or false"),
+        (7, "arguments must be an object, written as JSON text"),
+        ('{"a": 1,', "arguments are not valid JSON: Expecting property name enclosed in double quotes at character 8"),
+        ('{"a": NaN, "b": 1}', "NaN is not a JSON number: give a finite one"),
+        ('{"a": -Infinity, "b": 1}', "-Infinity is not a JSON number: give a finite one"),
+        ('{"a": 1e999, "b": 1}', "the number 1e999 is out of range"),
+        ('{"a": 1, "a": 2}', "'a' is given more than once"),
+        ('{"a": ' + "9" * 5000 + "}", "arguments are not valid JSON: a number has too many digits"),
+        ('{"a": ' + "[" * 100_000, "arguments are nested too deeply"),
+        ('{"a": "\\ud800", "b": 1}', "arguments are not valid JSON: they hold an unpaired surrogate, which is no character"),
+        ('{"\ud800": 1}', "arguments are not valid JSON: they hold an unpaired surrogate, which is no character"),
+        ('{"a": 1}', "invalid arguments: 'b' is required"),
+        ("", "invalid arguments: 'a' is required; 'b' is required"),
+        ('{"a": 1, "b": 2, "c": 3}', "invalid arguments: 'c' is not an argument; the arguments are: a, b"),
+        ('{"a": 1.5, "b": 2}', "invalid arguments: 'a' should be a valid integer, got a number with a fractional part, got 1.5"),
+        ('{"a": null, "b": 2}', "invalid arguments: 'a' should be a valid integer, got null"),
+        ('{"a": [1], "b": {}}', "invalid arguments: 'a' should be a valid integer, got a list; 'b' should be a valid integer, got an object"),
+        (
+            '{"a": "x", "b": 2}',
+            "invalid arguments: 'a' should be a valid integer, unable to parse string as an integer, got 'x'",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_error_texts(arguments: Any, text: str) -> None:
+    assert problem(add, arguments) == text
+
+
+def test_the_path_of_a_nested_problem() -> None:
+    def meet(people: list[Person]) -> None: ...
+
+    assert problem(meet, '{"people": [{"name": "A"}, {"name": ""}]}') == (
+        "invalid arguments: 'people[1].name' should have at least 1 character, got ''"
+    )
+    assert problem(meet, '{"people": [3]}') == "invalid arguments: 'people[0]' should be an object, got 3"
+
+
+def test_the_branches_of_a_union_are_told_without_internal_names() -> None:
+    def use(x: Annotated[int, Field(ge=5)] | Literal["none"]) -> None: ...
+
+    assert problem(use, '{"x": 3}') == ("invalid arguments: 'x' should be greater than or equal to 5, got 3; 'x' should be 'none', got 3")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "written", "text"),
+    [
+        (Literal["a", None, True], "3", "'x' should be 'a', null or true, got 3"),
+        (tuple[int, int], "{}", "'x' should be a list, got an object"),
+        (tuple[int, int], "[1]", "'x[1]' is required"),
+        (set[int], "3", "'x' should be a list, got 3"),
+        (dict[str, int], "[]", "'x' should be an object, got a list"),
+        (Span, '{"start": 1, "end": 2}', "'x.end' is not an argument"),
+        (Span, "{}", "'x.start' is required"),
+        (Point, '{"x": 1}', "'x.y' is required"),
+        (Decimal, "[]", "'x' should be a number, got a list"),
+        (datetime.timedelta, "[]", "'x' should be a duration such as 90 (seconds) or 'PT1M30S', got a list"),
+        (Annotated[list[int], Field(min_length=2)], "[1]", "'x' should have at least 2 items after validation, not 1, got a list"),
+    ],
+    ids=str,
+)
+def test_problems_are_told_in_words_of_json(annotation: Any, written: str, text: str) -> None:
+    def use(x: Any) -> None: ...
+
+    with pytest.raises(ToolError) as caught:
+        derive(use, annotations={"x": annotation}).parse(f'{{"x": {written}}}')
+    assert str(caught.value) == f"invalid arguments: {text}"
+
+
+def test_many_problems_are_cut() -> None:
+    def use(a: int, b: int, c: int, d: int, e: int) -> None: ...
+
+    assert problem(use, "{}").endswith("'c' is required (and 2 more)")
+
+
+def test_long_words_of_the_model_are_cut() -> None:
+    assert len(problem(add, json.dumps({"a": "x" * 1_000_000, "b": 1}))) < 200
+    assert len(problem(add, json.dumps({"x" * 1_000_000: 1, "a": 1, "b": 1}))) < 200
+
+
+def test_a_tool_without_parameters_takes_no_arguments() -> None:
+    def look() -> None: ...
+
+    for arguments in ("", " ", "{}", "null", None, {}):
+        assert derive(look).parse(arguments) == {}
+    assert problem(look, '{"x": 1}') == "invalid arguments: 'x' is not an argument; this tool takes no arguments"
+
+
+def test_a_validator_of_the_authors_speaks_to_the_model() -> None:
+    def use(x: Annotated[int, pydantic.AfterValidator(even)]) -> None: ...
+
+    assert problem(use, '{"x": 3}') == "invalid arguments: 'x' is not valid: must be even, got 3"
+
+
+def test_strings_are_not_taken_for_infinite_numbers() -> None:
+    def use(x: float) -> None: ...
+
+    assert "finite" in problem(use, '{"x": "nan"}')
+
+
+@pytest.mark.parametrize("text", ['{"a": 1} {"b": 2}', "{'a': 1}", "{a: 1}", "```json\n{}\n```", "\x00", "{]", '{"a": 0x10}', "{" * 1000])
+def test_text_that_is_not_json_is_refused(text: str) -> None:
+    with pytest.raises(ToolError, match="arguments are n"):
+        read_arguments(text)
+
+
+# Results.
+
+
+@pytest.mark.parametrize(
+    ("result", "content"),
+    [
+        ("text", "text"),
+        ("", ""),
+        (None, "ok"),
+        (0, "0"),
+        (1.5, "1.5"),
+        (True, "true"),
+        ({"a": [1, None]}, '{"a": [1, null]}'),
+        (Person(name="Ana"), '{"name": "Ana", "age": 0}'),
+        (datetime.date(2024, 2, 29), '"2024-02-29"'),
+        (Span(1), '{"start": 1, "stop": 9}'),
+        ({"b", "c", "a"}, '["a", "b", "c"]'),
+        ([{"type": "text", "text": "hi"}], [{"type": "text", "text": "hi"}]),
+        ([{"type": "fruit"}], '[{"type": "fruit"}]'),
+        ("\ud800!", "?!"),
+    ],
+    ids=str,
+)
+def test_results(result: Any, content: Any) -> None:
+    assert result_content("t", result) == content
+
+
+def test_a_result_without_a_json_form_is_the_environments_bug() -> None:
+    with pytest.raises(TypeError, match="tool 't' returned object, which has no JSON form"):
+        result_content("t", object())
+
+
+# Collecting the tools of a class.
+
+
+def test_only_marked_methods_become_tools() -> None:
+    class Env(ToolEnv):
+        @tool
+        def look(self) -> str:
+            return "a room"
+
+        @tool(name="reset", timeout=5)
+        def begin_again(self) -> str:
+            return "again"
+
+        @tool
+        @staticmethod
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        def helper(self) -> str:
+            return "no tool"
+
+    assert [schema["function"]["name"] for schema in Env().tools] == ["look", "reset", "add"]
+
+
+@pytest.mark.parametrize(
+    "name", ["step", "reset", "close", "render", "np_random", "spec", "finish", "start", "action_space", "tools", "scenarios"]
+)
+def test_a_tool_that_would_hide_an_attribute_is_refused_when_the_class_is_defined(name: str) -> None:
+    @tool
+    def method(self: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=rf"Env\.{name}: a tool would hide .*@tool\(name=\"{name}\"\)"):
+        type("Env", (ToolEnv,), {name: method})
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(TypeError, match="two tools named 'look': a and b"):
+
+        class Env(ToolEnv):
+            @tool(name="look")
+            def a(self) -> None: ...
+
+            @tool(name="look")
+            def b(self) -> None: ...
+
+
+class Base(ToolEnv):
+    @tool
+    def first(self) -> str:
+        return "base"
+
+    @tool
+    def second(self) -> str:
+        return "base"
+
+
+def test_subclasses_inherit_override_and_drop_tools() -> None:
+    class Derived(Base):
+        @tool
+        def first(self) -> str:
+            return "derived"
+
+        second = None  # type: ignore[assignment]
+
+        @tool
+        def third(self) -> str:
+            return "derived"
+
+    env = Derived()
+    env.reset(seed=0)
+    assert list(env.action_space.tools) == ["first", "third"]
+    assert env.step(call("first"))[0][0]["content"] == "derived"
+    assert list(Base().action_space.tools) == ["first", "second"]
+
+
+def test_an_override_that_is_not_a_tool_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Derived\.first overrides a tool.*decorate it with @tool"):
+
+        class Derived(Base):
+            def first(self) -> str:
+                return "derived"
+
+
+def test_annotations_may_name_local_and_later_classes() -> None:
+    class Local(BaseModel):
+        x: int
+
+    class Env(ToolEnv):
+        @tool
+        def use(self, item: Local, later: Later) -> None: ...
+
+    assert set(Env().tools[0]["function"]["parameters"]["properties"]) == {"item", "later"}  # type: ignore[call-overload]
+
+
+def test_constrain_knows_local_annotations() -> None:
+    class Local(BaseModel):
+        x: int
+
+    class Env(ToolEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.constrain("use", number=Annotated[int, Field(le=3)])
+
+        @tool
+        def use(self, item: Local, number: int) -> None: ...
+
+    properties = Env().action_space.tools["use"]["properties"]
+    assert properties == {"item": {"$ref": "#/$defs/Local"}, "number": {"maximum": 3, "type": "integer"}}
+
+
+def test_constrain_changes_one_instance() -> None:
+    class Env(ToolEnv):
+        def __init__(self, high: int) -> None:
+            super().__init__()
+            self.constrain("pick", number=Annotated[int, Field(le=high)])
+
+        @tool
+        def pick(self, number: int) -> str:
+            """Pick.
+
+            Args:
+                number: Which.
+            """
+            return str(number)
+
+    small, large = Env(3), Env(9)
+    assert small.action_space.tools["pick"]["properties"]["number"] == {"description": "Which.", "maximum": 3, "type": "integer"}
+    small.reset(seed=0)
+    large.reset(seed=0)
+    assert "less than or equal to 3" in small.step(call("pick", number=5))[0][0]["content"]  # type: ignore[operator]
+    assert large.step(call("pick", number=5))[0][0]["content"] == "5"
+    with pytest.raises(ValueError, match="unknown tool 'pikc'; the tools are: pick"):
+        large.constrain("pikc", number=int)
+    with pytest.raises(TypeError, match="no parameter 'nmber'"):
+        large.constrain("pick", nmber=int)
+
+
+def test_a_tool_survives_copying() -> None:
+    derived = derive(add)
+    assert copy.deepcopy({"t": derived})["t"].parse('{"a": 1, "b": 2}') == {"a": 1, "b": 2}
+
+
+def test_environments_with_tools_pickle() -> None:
+    env = pickle.loads(pickle.dumps(Constrained()))
+    env.reset(seed=0)
+    assert "less than or equal to 3" in env.step(call("pick", number=5))[0][0]["content"]
+
+
+def even(value: int) -> int:
+    if value % 2:
+        raise ValueError("must be even")
+    return value
+
+
+class Later(BaseModel):
+    y: int
+
+
+class Constrained(ToolEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.constrain("pick", number=Annotated[int, Field(le=3)])
+
+    @tool
+    def pick(self, number: int) -> str:
+        return str(number)
