@@ -7,7 +7,7 @@ rows is `art_gym_trainers`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from art_gym.errors import FailureKind
@@ -124,13 +124,26 @@ class Episode:
         return transcript + self.final_observation
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        data["scenario"] = self.scenario.to_dict()
-        data["format"] = FORMAT_VERSION
-        # For readers of the file; derived again when it is loaded.
-        data["reward"] = self.reward
-        data["success"] = self.success
-        return data
+        """Return the episode as JSON data. It shares its lists with the episode: copying every token id would cost more than writing them."""
+        return {
+            "format": FORMAT_VERSION,
+            "id": self.id,
+            "env_id": self.env_id,
+            "scenario": self.scenario.to_dict(),
+            "member": self.member,
+            # For readers of the file; derived again when it is loaded.
+            "reward": self.reward,
+            "success": self.success,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "truncation": self.truncation,
+            "metrics": self.metrics,
+            "failure": None if self.failure is None else _fields(self.failure),
+            "seconds": self.seconds,
+            "tools": self.tools,
+            "turns": [_fields(turn) for turn in self.turns],
+            "final_observation": self.final_observation,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Episode:
@@ -159,6 +172,10 @@ class EpisodeGroup:
     @property
     def failed(self) -> list[Episode]:
         return [episode for episode in self.episodes if episode.failure is not None]
+
+
+def _fields(record: Turn | Failure) -> dict[str, Any]:
+    return {item.name: getattr(record, item.name) for item in fields(record)}
 
 
 def success_rate(episodes: Iterable[Episode]) -> float:
