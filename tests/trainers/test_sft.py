@@ -1,0 +1,65 @@
+"""The warm start: what is learned from a scripted episode, and that it is learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from art_gym_agents import ScriptedAgent  # noqa: E402
+from art_gym_agents.warmstart import script_for  # noqa: E402
+from art_gym_trainers.policy import load_policy, load_tokenizer  # noqa: E402
+from art_gym_trainers.sft import episode_examples, warm_start  # noqa: E402
+
+from art_gym.episodes import Episode, Failure  # noqa: E402
+from art_gym.errors import UsageError  # noqa: E402
+from art_gym.rollout import Runner  # noqa: E402
+from art_gym.scenarios import Scenario  # noqa: E402
+
+pytestmark = pytest.mark.train
+
+
+def scripted_episodes(count: int) -> list[Episode]:
+    env_id = "art_gym/GuessNumber-v0"
+    runner = Runner(env_id, ScriptedAgent(script_for(env_id), name="script"))
+    return [group.episodes[0] for group in runner.collect([Scenario(f"s{seed}", seed) for seed in range(count)])]
+
+
+def test_only_what_the_assistant_says_is_learned_and_its_end_token_with_it(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(tiny_model)
+    (episode,) = scripted_episodes(1)
+    (example,) = episode_examples([episode], tokenizer)
+    learned = tokenizer.decode([token for token, flag in zip(example["input_ids"], example["assistant_masks"], strict=True) if flag])
+    guesses = [turn.action["tool_calls"][0]["function"]["arguments"] for turn in episode.turns]
+    assert learned == "".join(f'<tool_call>\n{{"name": "guess", "arguments": {arguments}}}\n</tool_call><|im_end|>' for arguments in guesses)
+
+
+def test_the_loss_falls_on_the_scripts_own_episodes(tiny_model: Path, tmp_path: Path) -> None:
+    policy = load_policy(tiny_model, dtype="float32", lora_rank=8, lora_alpha=16)
+    losses: list[float] = []
+    last = warm_start(
+        policy,
+        load_tokenizer(tiny_model),
+        scripted_episodes(16),
+        output_dir=tmp_path,
+        learning_rate=2e-2,
+        batch_size=2,
+        on_step=lambda step, steps, loss: losses.append(loss),
+    )
+    assert len(losses) == 8
+    assert last < losses[0]
+
+
+def test_nothing_to_learn_from_is_an_error_before_training(tiny_model: Path, tmp_path: Path) -> None:
+    failed = Episode("e", "x", Scenario("s", 0), failure=Failure("environment", "boom"))
+    with pytest.raises(UsageError, match="no scripted episode finished"):
+        warm_start(load_policy(tiny_model), load_tokenizer(tiny_model), [failed], output_dir=tmp_path)
+
+
+def test_a_template_that_marks_nothing_is_an_error(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(tiny_model)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with pytest.raises(UsageError, match=r"wrap the assistant's part of the template in \{% generation %\}"):
+        episode_examples(scripted_episodes(1), tokenizer)

@@ -1,0 +1,123 @@
+"""Supervised warm start: teach the call format from scripted episodes, before reinforcement learning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from datasets import Dataset
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
+
+from art_gym.episodes import Episode
+from art_gym.errors import UsageError
+
+
+def episode_examples(episodes: Sequence[Episode], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, list[int]]]:
+    """Render scripted episodes into `input_ids` and `assistant_masks`, equally long; 1 marks what the assistant says, its end token included.
+
+    Scripted episodes have no sampled tokens to keep, so rendering them is right here, and only here.
+
+    Raises:
+        UsageError: The chat template marks nothing as the assistant's (it lacks `{% generation %}`).
+    """
+    examples = []
+    for episode in episodes:
+        rendered = tokenizer.apply_chat_template(
+            # After the last action nothing is left to learn.
+            episode.messages[: len(episode.messages) - len(episode.final_observation)],
+            tools=episode.tools or None,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        ids, mask = list(rendered["input_ids"]), list(rendered["assistant_masks"])
+        if not any(mask):
+            raise UsageError(
+                "the model's chat template marks no assistant tokens, so a warm start can't tell what to learn; "
+                "wrap the assistant's part of the template in {% generation %} … {% endgeneration %}"
+            )
+        # The template's line break after the last end token isn't learned either.
+        last = max(index for index, flag in enumerate(mask) if flag) + 1
+        examples.append({"input_ids": ids[:last], "assistant_masks": mask[:last]})
+    return examples
+
+
+def warm_start(
+    model: PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    episodes: Sequence[Episode],
+    *,
+    output_dir: Path,
+    learning_rate: float = 5e-4,
+    batch_size: int = 4,
+    epochs: float = 1.0,
+    seed: int = 0,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> float:
+    """Train a policy on scripted episodes, in place, with TRL's SFTTrainer.
+
+    Args:
+        model: A policy with a trainable adapter.
+        tokenizer: Its tokenizer, with a chat template that marks what the assistant says.
+        episodes: Played by a scripted agent; failed ones are left out.
+        output_dir: A scratch folder for the trainer.
+        learning_rate: Peak of a linear decay to zero.
+        batch_size: Episodes an optimiser step.
+        epochs: Passes over the episodes.
+        seed: Of the order of the episodes.
+        on_step: Called after each optimiser step with its number, the number of all, and the loss.
+
+    Returns:
+        The mean loss of the last quarter of the steps, in nats a token.
+
+    Raises:
+        UsageError: No episode is usable.
+    """
+    usable = [episode for episode in episodes if episode.failure is None and episode.turns]
+    if not usable:
+        raise UsageError("no scripted episode finished, so there is nothing to warm up on; run the script with `art-gym eval` to see why")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    examples = episode_examples(usable, tokenizer)
+    config = trl.SFTConfig(
+        output_dir=str(output_dir),
+        learning_rate=learning_rate,
+        per_device_train_batch_size=batch_size,
+        num_train_epochs=epochs,
+        lr_scheduler_type="linear",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        max_length=None,
+        assistant_only_loss=True,
+        seed=seed,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=False,
+        fp16=False,
+        gradient_checkpointing=torch.cuda.is_available(),
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    losses = _Losses(on_step)
+    trainer = trl.SFTTrainer(model, config, train_dataset=Dataset.from_list(examples), processing_class=tokenizer, callbacks=[losses])
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    tail = losses.values[-max(1, len(losses.values) // 4) :]
+    return sum(tail) / len(tail)
+
+
+class _Losses(TrainerCallback):
+    def __init__(self, on_step: Callable[[int, int, float], None] | None) -> None:
+        self.values: list[float] = []
+        self._on_step = on_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            self.values.append(float(logs["loss"]))
+            if self._on_step is not None:
+                self._on_step(state.global_step, state.max_steps, self.values[-1])
