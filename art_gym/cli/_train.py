@@ -1,0 +1,410 @@
+"""A training run from the untrained model to the report: measure, warm up, measure, train, measure.
+
+Every stage leaves a whole file behind when it is done, and the run's state is what these files say: a run that was killed goes on with the
+first stage that left none. Imported only by the `train` command, since it loads torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from art_gym_agents import ChatAgent, ScriptedAgent
+from art_gym_agents.warmstart import script_for
+from art_gym_trainers import checkpoints
+from art_gym_trainers.grpo import GRPOTrainer, grpo_config
+from art_gym_trainers.policy import load_policy, load_tokenizer
+from art_gym_trainers.publish import LoraPublisher, MergedPublisher, Probe, Publisher, prepare_weights
+from art_gym_trainers.rows import Row, batch_rows, split_steps
+from art_gym_trainers.sequences import episode_sequences
+from art_gym_trainers.sft import warm_start
+
+from art_gym.cli.config import RunConfig
+from art_gym.cli.evaluation import Evaluation, evaluate
+from art_gym.cli.files import write_text
+from art_gym.cli.live import LiveTable
+from art_gym.cli.preflight import engine_config
+from art_gym.cli.report import read_evaluations, read_metrics, write_report
+from art_gym.engine import AttachedEngine, Engine
+from art_gym.env import ToolEnv
+from art_gym.episodes import Episode, EpisodeGroup
+from art_gym.errors import UsageError
+from art_gym.registration import make
+from art_gym.rollout import Runner
+from art_gym.scenarios import Scenario, Split
+from art_gym.store import EpisodeStore
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedTokenizerBase
+
+# Scenarios of the train split are dealt out in blocks, so that runs with different seeds practise on different ones.
+_SCENARIOS_PER_SEED = 100_000
+
+_PROBE_TOKENS = 256
+"""How much of a recorded episode proves a publish: enough to tell two versions apart, and a fraction of a second to score."""
+
+
+def run_training(config: RunConfig, folder: Path, *, model_folder: Path, live: LiveTable) -> dict[str, Evaluation]:
+    """Carry out a run, or what is left of it, in its folder.
+
+    Args:
+        config: What to do; already checked.
+        folder: The run's folder, claimed by the caller.
+        model_folder: The base model, resolved.
+        live: Shows what goes on.
+
+    Returns:
+        The evaluations, by stage.
+
+    Raises:
+        EngineError: The engine died.
+        UsageError: What is in the folder can't be gone on from.
+    """
+    with ExitStack() as stack:
+        run = _Run(config, folder, model_folder, live, stack)
+        run.measure_untrained()
+        if config.warm_start.enabled:
+            run.warm_up()
+        run.train()
+        live.phase("report")
+        write_report(folder)
+        return read_evaluations(folder)
+
+
+class _Run:
+    """The parts of a run and its stages, in the order in which they are called."""
+
+    def __init__(self, config: RunConfig, folder: Path, model_folder: Path, live: LiveTable, stack: ExitStack) -> None:
+        self.config, self.folder, self.live = config, folder, live
+        self.model_folder = model_folder
+        self.name = config.model.name.rstrip("/").rpartition("/")[2]
+        self.checkpoints = folder / "checkpoints"
+        self.store = stack.enter_context(EpisodeStore(folder))
+        self.env_kwargs = config.env.kwargs
+        live.phase("engine", "vLLM is starting")
+        with ThreadPoolExecutor(1) as starter:
+            self.engine = self._engine()
+            stack.callback(self.engine.stop)
+            started = starter.submit(self.engine.start)
+            # Loading the trainer's side takes a while too, and meanwhile the engine mostly waits for the disk.
+            self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(model_folder)
+            self.policy: PeftModel = load_policy(
+                model_folder,
+                dtype=config.model.dtype,
+                lora_rank=config.model.lora_rank,
+                lora_alpha=config.model.lora_alpha,
+                adapter=self._warm_adapter if self._warm_adapter.exists() else None,
+                seed=config.seed,
+            )
+            started.result()
+        self.agent = ChatAgent(
+            self.engine.base_url,
+            self.engine.model,
+            temperature=config.rollout.temperature,
+            max_tokens=config.rollout.max_tokens,
+            version=f"{self.name}@untrained",
+            name=self.name,
+        )
+        self._publisher: Publisher | None = None
+
+    # ------------------------------------------------------------------ stages
+
+    def measure_untrained(self) -> None:
+        self._evaluate("untrained")
+
+    def warm_up(self) -> None:
+        """Supervised steps on scripted episodes; the adapter lies in `checkpoints/warm-start`."""
+        settings = self.config.warm_start
+        if not self._warm_adapter.exists():
+            count = settings.steps * settings.batch_size
+            groups = self._play(
+                ScriptedAgent(script_for(self.config.env.id), name="warm-start"), self._scenarios("train", 0, count), "warm-start", group_size=1
+            )
+            with self._engine_asleep():
+                warm_start(
+                    self.policy,
+                    self.tokenizer,
+                    [episode for group in groups for episode in group.episodes],
+                    output_dir=self.folder / "checkpoints",
+                    learning_rate=settings.learning_rate,
+                    batch_size=settings.batch_size,
+                    seed=self.config.seed,
+                    on_step=lambda step, steps, loss: self.live.phase("warm start", f"step {step} of {steps}, loss {loss:.3f}"),
+                )
+            scratch = self._warm_adapter.with_name(".warm-start.part")
+            self.policy.save_pretrained(scratch)
+            scratch.rename(self._warm_adapter)
+        if "warm_start" not in read_evaluations(self.folder):
+            self._publish(0)
+            self._evaluate("warm_start")
+
+    def train(self) -> None:
+        """GRPO from the latest checkpoint on, and the last evaluation."""
+        settings = self.config.grpo
+        saved = checkpoints.latest(self.checkpoints)
+        done = saved.step if saved else 0
+        self._reconcile_metrics(saved)
+        if done < settings.batches:
+            trainer = GRPOTrainer(
+                self.policy,
+                grpo_config(
+                    self.checkpoints,
+                    learning_rate=settings.learning_rate,
+                    # The batches decide when it ends: those without a useful group take fewer steps.
+                    max_steps=settings.batches * settings.steps_per_batch + 1,
+                    temperature=self.config.rollout.temperature,
+                    clip_low=settings.clip_low,
+                    clip_high=settings.clip_high,
+                    max_grad_norm=settings.max_grad_norm,
+                    adam_beta1=settings.adam_beta1,
+                    adam_beta2=settings.adam_beta2,
+                    seed=self.config.seed,
+                ),
+                steps=self._batches(done),
+                processing_class=self.tokenizer,
+                token_budget=settings.token_budget,
+            )
+            self._trainer = trainer
+            trainer.train(resume_from_checkpoint=str(saved.folder) if saved else None)
+        elif saved and "grpo" not in read_evaluations(self.folder):
+            self.policy.load_adapter(str(saved.folder), adapter_name="default", is_trainable=True)
+            self._publish(done)
+        self._evaluate("grpo")
+
+    # ------------------------------------------------------------- one batch
+
+    def _batches(self, done: int) -> Iterator[list[Row]]:
+        """Play a batch, hand its rows to the trainer step by step, and keep what it learned; then the next."""
+        settings = self.config.grpo
+        published = self._publish(done)
+        for batch in range(done + 1, settings.batches + 1):
+            started = time.perf_counter()
+            first = self._first_grpo_scenario + (batch - 1) * settings.groups_per_batch
+            groups = self._play(
+                self.agent,
+                self._scenarios("train", first, first + settings.groups_per_batch),
+                f"train-{batch:04d}",
+                group_size=settings.group_size,
+                detail=f"batch {batch} of {settings.batches}",
+            )
+            seconds_rollout = time.perf_counter() - started
+            kept, counts = batch_rows(groups, "group_std" if settings.advantage == "group_std" else "none")
+            self.live.phase("training", f"batch {batch} of {settings.batches}")
+            started = time.perf_counter()
+            with self._engine_asleep():
+                yield from split_steps(kept, settings.steps_per_batch)
+            seconds_train = time.perf_counter() - started
+            row = {
+                "step": batch,
+                "phase": "grpo",
+                "policy": published.version,
+                **_outcome(groups),
+                **self._trainer.take_statistics().to_dict(),
+                "forks": sum(counts.forks.values()),
+                "fork_causes": counts.forks,
+                "dropped_groups": counts.dropped_groups,
+                "failed_episodes": counts.failed_episodes,
+                "tokens": counts.tokens,
+                "sampled_tokens": counts.sampled_tokens,
+                "publish_difference": published.difference,
+                "seconds_rollout": seconds_rollout,
+                "seconds_train": seconds_train,
+                "seconds_publish": published.seconds,
+            }
+            if batch % settings.save_every == 0 or batch == settings.batches:
+                with checkpoints.writing(self.checkpoints, batch, {"policy": f"{self.name}@{batch}", "metrics": row}) as scratch:
+                    self._trainer.save(scratch)
+                checkpoints.prune(self.checkpoints, keep=2)
+            _append_line(self.folder / "metrics.jsonl", row)
+            self.live.row(row)
+            published = self._publish(batch)
+            every = self.config.evaluation.every
+            if every and batch % every == 0 and batch < settings.batches:
+                self._evaluate(f"grpo@{batch}")
+
+    def _play(
+        self, agent: ChatAgent | ScriptedAgent, scenarios: list[Scenario], label: str, *, group_size: int, detail: str = ""
+    ) -> list[EpisodeGroup]:
+        rollout = self.config.rollout
+        runner = Runner(
+            self.config.env.id,
+            agent,
+            env_kwargs=self.env_kwargs,
+            concurrency=rollout.concurrency,
+            group_size=group_size,
+            turn_timeout=rollout.turn_timeout,
+            tool_timeout=rollout.tool_timeout,
+            episode_timeout=rollout.episode_timeout,
+            engine_check=self.engine.check,
+        )
+        progress = _Counter(self.live, "rollout", len(scenarios) * group_size, detail)
+        return runner.collect(scenarios, journal=self.store.journal(label), resume=True, progress=progress)
+
+    def _evaluate(self, stage: str) -> None:
+        """Play the held-out scenarios, unless that is done, and note the outcome in `evaluations.json`."""
+        done = read_evaluations(self.folder)
+        if stage in done:
+            return
+        settings, rollout = self.config.evaluation, self.config.rollout
+        self.live.phase("evaluation", stage)
+        outcome = evaluate(
+            self.config.env.id,
+            self.agent,
+            self._scenarios(settings.split, 0, settings.n),
+            env_kwargs=self.env_kwargs,
+            concurrency=rollout.concurrency,
+            turn_timeout=rollout.turn_timeout,
+            tool_timeout=rollout.tool_timeout,
+            episode_timeout=rollout.episode_timeout,
+            journal=self.store.journal(f"eval-{stage.replace('@', '-')}"),
+            resume=True,
+            progress=_Counter(self.live, "evaluation", settings.n, stage),
+            engine_check=self.engine.check,
+        )
+        evaluations = {key: value.to_dict() for key, value in {**done, stage: outcome}.items()}
+        write_text(self.folder / "evaluations.json", json.dumps(evaluations, indent=2, allow_nan=False) + "\n")
+        self.live.note(f"{stage.replace('_', ' ')}: {outcome}")
+
+    # --------------------------------------------------------------- the engine
+
+    def _engine(self) -> Engine | AttachedEngine:
+        section = self.config.engine
+        if section.attach:
+            if self.config.grpo.publisher == "merged":
+                raise UsageError("grpo.publisher merged writes the engine's weights, which an attached engine keeps to itself; use lora")
+            self._lora = True
+            return AttachedEngine(section.attach)
+        config = engine_config(section, folder=self.model_folder, dtype=self._engine_dtype("cpu"))
+        device = config.resolved_device()
+        self._lora = self.config.grpo.publisher == "lora" or (self.config.grpo.publisher == "auto" and device == "cuda")
+        config = config.model_copy(
+            update={
+                "served_name": self.name,
+                "dtype": self._engine_dtype(device),
+                "seed": self.config.seed,
+                "max_num_seqs": self.config.rollout.concurrency,
+                "enable_lora": self._lora,
+                "max_lora_rank": self.config.model.lora_rank,
+                "enable_sleep": device == "cuda",
+            }
+        )
+        if not self._lora:
+            # The engine reads a folder of the run's own, which each publish writes over. A run that goes on publishes before it plays.
+            weights = self.folder / "weights"
+            prepare_weights(self.model_folder, weights, config.dtype)
+            config = config.model_copy(update={"model": str(weights)})
+        return Engine(config, log=self.folder / "engine.log", progress=lambda line: self.live.phase("engine", line))
+
+    def _engine_dtype(self, device: str) -> str:
+        if self.config.engine.dtype != "auto":
+            return self.config.engine.dtype
+        # Merged into bfloat16, most of a small update is rounded away.
+        return "float32" if device == "cpu" else self.config.model.dtype
+
+    @contextmanager
+    def _engine_asleep(self) -> Iterator[None]:
+        """On one shared GPU the engine gives its memory back while the trainer works."""
+        shared = isinstance(self.engine, Engine) and self.engine.config.resolved_device() == "cuda"
+        if shared:
+            self.engine.sleep()
+        try:
+            yield
+        finally:
+            if shared:
+                self.engine.wake()
+
+    def _publish(self, step: int) -> Any:
+        """Put the policy into the engine as version `step`, prove it, and let the agent play it."""
+        self.live.phase("publish", f"version {step}")
+        if self._publisher is None:
+            probe = Probe(self._probe_tokens())
+            if self._lora:
+                self._publisher = LoraPublisher(self.policy, self.engine, self.folder / "adapters", self.name, probe)
+            else:
+                dtype = self.engine.config.dtype if isinstance(self.engine, Engine) else "float32"
+                self._publisher = MergedPublisher(self.policy, self.engine, self.folder / "weights", self.engine.model, probe, dtype)
+        published = self._publisher.publish(step)
+        self.agent.model, self.agent.version = published.model, published.version
+        return published
+
+    def _probe_tokens(self) -> list[int]:
+        """The first tokens of the first recorded episode: the policy's own ground."""
+        for episode in self.store.journal("eval-untrained").read():
+            if episode.failure is None and (sequences := episode_sequences(episode)) and len(sequences[0]) > 1:
+                return sequences[0].token_ids[:_PROBE_TOKENS]
+        raise UsageError("no episode of the untrained model finished, so that nothing can be published; its failures are in episodes/")
+
+    # --------------------------------------------------------------- scenarios
+
+    @property
+    def _warm_adapter(self) -> Path:
+        return self.checkpoints / "warm-start"
+
+    @property
+    def _first_grpo_scenario(self) -> int:
+        return self.config.warm_start.steps * self.config.warm_start.batch_size
+
+    def _scenarios(self, split: Split, start: int, stop: int) -> list[Scenario]:
+        # Held-out scenarios are the same for every seed; those practised on are not.
+        offset = self.config.seed * _SCENARIOS_PER_SEED if split == "train" else 0
+        env = make(self.config.env.id, **self.env_kwargs)
+        try:
+            found = list(islice(cast("ToolEnv", env.unwrapped).scenarios(split), offset + start, offset + stop))
+        finally:
+            env.close()
+        if len(found) < stop - start:
+            raise UsageError(f"{self.config.env.id} has only {offset + len(found)} scenarios in its {split} split; {offset + stop} are needed")
+        return found
+
+    def _reconcile_metrics(self, saved: checkpoints.Checkpoint | None) -> None:
+        """Make `metrics.jsonl` end where the checkpoint does: rows after it will be made again, a row lost by a kill is in its manifest."""
+        path = self.folder / "metrics.jsonl"
+        rows = [row for row in read_metrics(self.folder) if saved and row["step"] <= saved.step]
+        if saved and not any(row["step"] == saved.step for row in rows):
+            rows.append(dict(saved.details["metrics"]))
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        if path.exists() or text:
+            write_text(path, text)
+
+
+@dataclass(slots=True)
+class _Counter:
+    """Shows how many episodes have ended."""
+
+    live: LiveTable
+    phase: str
+    total: int
+    detail: str
+    ended: int = 0
+
+    def on_episode(self, episode: Episode) -> None:
+        self.ended += 1
+        self.live.phase(self.phase, f"{self.detail + ', ' if self.detail else ''}{self.ended} of {self.total} episodes")
+
+
+def _outcome(groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
+    finished = [episode for group in groups for episode in group.finished]
+    count = max(len(finished), 1)
+    return {
+        "episodes": len(finished),
+        "reward": sum(episode.reward for episode in finished) / count,
+        "success_rate": sum(episode.success for episode in finished) / count,
+        "turns": sum(len(episode.turns) for episode in finished) / count,
+        "invalid_calls": sum(turn.invalid_calls for episode in finished for turn in episode.turns),
+    }
+
+
+def _append_line(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,152 @@
+"""The commands, their options, and how an error becomes one line and an exit code.
+
+What a command does lies in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from art_gym._version import __version__
+from art_gym.errors import ArtGymError, UsageError
+from art_gym.scenarios import Split
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells give it."""
+
+app = typer.Typer(
+    name="art-gym",
+    help="Train LLM agents with reinforcement learning on tasks written as multi-turn Gymnasium environments.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+EnvKwargs = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="An argument of the environment; repeatable.")]
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; see `art_gym.cli.main`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        # Without arguments there is nothing to do but to tell what there is.
+        code = typer.main.get_command(app).main(list(arguments) or ["--help"], prog_name="art-gym", standalone_mode=False)
+    except typer.TyperException as error:
+        return _fail(error.format_message().replace("Value error, ", ""), 2)
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except ArtGymError as error:
+        return _fail(str(error), 1, lines=True)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    # Commands return nothing; typer returns the code of an explicit exit, and 130 after Ctrl-C.
+    if code == INTERRUPTED:
+        return _fail("interrupted", code)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(text: str, code: int, *, lines: bool = False) -> int:
+    # One line, except for the tail of an engine's log.
+    print(f"error: {text if lines else ' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"art-gym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def envs(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the registered environments and their arguments."""
+    from art_gym.cli import environments
+
+    environments.show(as_json=json)
+
+
+@app.command("eval")
+def evaluate(
+    env_id: Annotated[str, typer.Argument(metavar="ENV_ID", help="The environment, such as art_gym/Lookup-v0; `art-gym envs` lists them.")],
+    agent: Annotated[
+        str | None,
+        typer.Option(help="Who plays: chat (a model), random, warm-start (the script that runs begin with), or MODULE:FUNCTION (your script)."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model that plays: smollm2-135m, a folder or a hub id; with --base-url the name it is served under.")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="A running OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which scenarios are played.")] = "test",
+    n: Annotated[int, typer.Option("--n", min=1, help="How many scenarios are played.")] = 200,
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at the same time.")] = 32,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature of a chat model.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one reply of a chat model.")] = 64,
+    max_model_len: Annotated[int, typer.Option(min=16, help="Longest conversation of a launched model, in tokens.")] = 2048,
+    env: EnvKwargs = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent to the server of --base-url.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the result and every episode there.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the evaluation in --out: play only what is missing.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the launched server; 0 picks a free one.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Play held-out scenarios and report the success rate with its 95% interval."""
+    from art_gym.cli import _eval
+    from art_gym.cli.values import parse_assignments
+
+    settings = _eval.Settings(
+        env_id=env_id,
+        env_kwargs=parse_assignments(env or [], "--env"),
+        agent=agent or ("chat" if model or base_url else None),
+        model=model,
+        base_url=base_url,
+        split=split,
+        n=n,
+        concurrency=concurrency,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        max_model_len=max_model_len,
+        port=port,
+    )
+    _eval.run(settings, api_key=api_key if base_url else None, out=out, resume=resume, as_json=json)
+
+
+@app.command()
+def train(
+    env_id: Annotated[
+        str | None, typer.Argument(metavar="[ENV_ID]", help="The environment; may be left out where --config or --resume names it.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model that learns: smollm2-135m, a folder or a hub id.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A run's configuration in YAML, instead of the bundled recipe for the environment.")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The run's folder; runs/NAME-seedSEED if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The run's seed.")] = None,
+    env: EnvKwargs = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as grpo.batches=12; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a run in the folder is moved aside to NAME.old-1.")] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and start nothing.")] = False,
+) -> None:
+    """Teach a model an environment: measure it, warm it up, train it with GRPO, measure it again."""
+    from art_gym.cli import _launch
+
+    request = _launch.Request(env_id=env_id, model=model, config=config, run_dir=run_dir, seed=seed, env=env or [], assignments=set_ or [])
+    _launch.run(request, resume=resume, fresh=fresh, show_config=show_config)

@@ -1,0 +1,18 @@
+"""What pytest needn't import when it collects."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+# It imports torch, and has no doctests.
+collect_ignore = ["art_gym/cli/_train.py"]
+
+_WHOLLY_TRAINING = re.compile(r"^pytestmark = .*pytest\.mark\.train\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over files whose every test is deselected by `-m "… not train"`: importing torch and TRL for nothing takes ten seconds."""
+    if "not train" not in config.option.markexpr or not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    return True if _WHOLLY_TRAINING.search(collection_path.read_text(encoding="utf-8")) else None
