@@ -70,6 +70,7 @@ def run(request: Request, *, resume: bool, fresh: bool, show_config: bool) -> No
     model_folder = preflight.check_training(config, progress=lambda line: typer.echo(line, err=True))
     with run_folder.claim(folder, config, resume=resume, fresh=fresh), LiveTable(f"{config.model.name} on {config.env.id}, {folder}") as live:
         live.phase("loading", "torch and TRL")
+        _quieten()
         from art_gym.cli._train import run_training
 
         evaluations = run_training(config, folder, model_folder=model_folder, live=live)
@@ -77,6 +78,19 @@ def run(request: Request, *, resume: bool, fresh: bool, show_config: bool) -> No
     console.print(before_after_table(evaluations))
     console.print(verdict(evaluations), highlight=False)
     console.print(f"report: {folder / 'report.md'}", highlight=False, soft_wrap=True)
+
+
+def _quieten() -> None:
+    """Keep the libraries' own bars and warnings off the screen, which shows the run."""
+    import warnings
+
+    # TRL warns of every vLLM outside its own range when it is imported; nothing here reaches vLLM through TRL.
+    warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions", category=UserWarning)
+    import datasets
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
 
 
 def _options(request: Request) -> dict[str, Any]:

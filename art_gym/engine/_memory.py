@@ -10,7 +10,7 @@ from art_gym.errors import UsageError
 
 GIB = 2**30
 
-_RUNTIME_BYTES = int(1.75 * GIB)
+_RUNTIME_BYTES = 2 * GIB
 """What a server of three processes takes beside weights and cache; measured with vLLM 0.32 on the CPU."""
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}

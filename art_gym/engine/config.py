@@ -16,6 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Device = Literal["cpu", "cuda"]
 
+_CPU_BLOCK_SIZE = 32
+"""The smallest that vLLM's attention on the CPU takes. Against its default of 128, prompts of 180 tokens in groups of 8 are read twice as fast,
+second turns 1.6 times, since more of them is cached; decoding is no slower."""
+
 
 class EngineConfig(BaseModel):
     """Options of a launched engine.
@@ -33,6 +37,11 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(default=None, ge=16, description="Longest prompt and completion together, in tokens.")
     max_num_seqs: int = Field(default=64, ge=1, description="How many requests are decoded at once; more wait.")
     kv_cache_gib: float = Field(default=2.0, gt=0, description="Memory for the key-value cache on the CPU, in GiB.")
+    block_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens in a block of the cache, the unit of shared prefixes; by default 32 on the CPU, else vLLM's own choice.",
+    )
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="Share of the GPU's memory to take; has no effect on the CPU.")
     enforce_eager: bool | None = Field(default=None, description="Skip compilation; by default on the CPU, where it only costs start-up time.")
     tool_parser: str | None = Field(default="hermes", description="vLLM's parser for tool calls; none leaves calls in the text.")
@@ -94,6 +103,9 @@ class EngineConfig(BaseModel):
             options |= {"--max-lora-rank": self.max_lora_rank, "--max-loras": self.max_loras}
             flags.append("--enable-lora")
         cpu = self.resolved_device() == "cpu"
+        block_size = self.block_size or (_CPU_BLOCK_SIZE if cpu else None)
+        if block_size is not None:
+            options["--block-size"] = block_size
         if cpu:
             options["--kv-cache-memory-bytes"] = int(self.kv_cache_gib * 2**30)
         else:

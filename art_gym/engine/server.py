@@ -174,7 +174,7 @@ class Engine(ControlledServer):
             read_end, write_end = os.pipe()
             try:
                 self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", str(_SUPERVISOR), *map(str, (read_end, os.getpid(), self.config.stop_timeout, scratch)), *command],
+                    [sys.executable, "-IS", str(_SUPERVISOR), *map(str, (read_end, os.getpid(), self.config.stop_timeout, scratch)), *command],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=output,

@@ -7,13 +7,13 @@ import time
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 
-import art_gym_agents._client as client
 import pytest
 from aiohttp import web
-from art_gym_agents import ChatAgent
 
+import art_gym_agents._client as client
 from art_gym import Runner, Scenario
 from art_gym.errors import ContextOverflow, EngineError, PolicyError, UsageError
+from art_gym_agents import ChatAgent
 
 # The texts of vLLM 0.32 for a prompt that leaves no room.
 OVERFLOWS = [

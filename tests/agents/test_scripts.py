@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from art_gym_agents import RandomAgent, ScriptedAgent
-from art_gym_agents.warmstart import SCRIPTS, random_searcher, script_for
 
 from art_gym import Runner, call, make, say
 from art_gym.errors import UsageError
+from art_gym_agents import RandomAgent, ScriptedAgent
+from art_gym_agents.warmstart import SCRIPTS, random_searcher, script_for
 
 MAILS = "From Ana: the flight gate is B12.\nFrom Ben: the flight gate is C34.\n(+2 more)"
 

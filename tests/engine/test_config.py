@@ -20,6 +20,7 @@ def test_the_cpu_command_uses_the_module_and_an_explicit_cache():
     assert value(command, "--served-model-name") == "tiny"
     assert value(command, "--port") == "8123"
     assert value(command, "--kv-cache-memory-bytes") == "536870912"
+    assert value(command, "--block-size") == "32"
     assert value(command, "--max-model-len") == "1024"
     assert value(command, "--logprobs-mode") == "processed_logprobs"
     assert value(command, "--tool-call-parser") == "hermes"
@@ -31,7 +32,8 @@ def test_the_gpu_command_compiles_and_takes_a_share_of_memory():
     command = EngineConfig(model="m", device="cuda", enable_sleep=True, gpu_memory_utilization=0.5).command(1)
     assert value(command, "--gpu-memory-utilization") == "0.5"
     assert "--enable-sleep-mode" in command
-    assert not {"--enforce-eager", "--kv-cache-memory-bytes"} & set(command)
+    assert not {"--enforce-eager", "--kv-cache-memory-bytes", "--block-size"} & set(command)
+    assert value(EngineConfig(model="m", device="cuda", block_size=64).command(1), "--block-size") == "64"
 
 
 def test_the_model_does_not_choose_how_its_tokens_are_sampled():

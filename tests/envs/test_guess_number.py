@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from art_gym_envs import GuessNumber
 
 from art_gym import call, make, say
+from art_gym_envs import GuessNumber
 
 
 def started(seed: int = 0, **options: Any) -> GuessNumber:

@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from art_gym_envs import Lookup
-from art_gym_envs.lookup import NAMES, TOPICS, Mail
 
 from art_gym import call, calls, say
+from art_gym_envs import Lookup
+from art_gym_envs.lookup import NAMES, TOPICS, Mail
 
 MAILS = [
     Mail("Ana", "flight gate", "B12"),

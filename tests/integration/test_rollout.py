@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from art_gym_agents import ChatAgent
-from art_gym_trainers.sequences import episode_sequences
 
 from art_gym import EpisodeGroup, Runner, make
 from art_gym.engine import Engine, EngineConfig
 from art_gym.rollout import TurnState
+from art_gym_agents import ChatAgent
+from art_gym_trainers.sequences import episode_sequences
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -17,10 +17,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from art_gym_trainers import checkpoints  # noqa: E402
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config  # noqa: E402
-from art_gym_trainers.policy import load_policy, load_tokenizer, token_logprobs  # noqa: E402
-from art_gym_trainers.rows import batch_rows  # noqa: E402
 from peft import PeftModel  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
@@ -28,6 +24,10 @@ from art_gym.cli.config import RunConfig  # noqa: E402
 from art_gym.cli.report import read_evaluations, read_metrics  # noqa: E402
 from art_gym.episodes import EpisodeGroup  # noqa: E402
 from art_gym.store import EpisodeStore  # noqa: E402
+from art_gym_trainers import checkpoints  # noqa: E402
+from art_gym_trainers.grpo import GRPOTrainer, grpo_config  # noqa: E402
+from art_gym_trainers.policy import load_policy, load_tokenizer, token_logprobs  # noqa: E402
+from art_gym_trainers.rows import batch_rows  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.train, pytest.mark.timeout(600)]
 

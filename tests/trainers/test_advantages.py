@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from art_gym_trainers.advantages import episode_advantages, group_advantages
 
 from art_gym.episodes import Episode, EpisodeGroup, Failure, Turn
 from art_gym.scenarios import Scenario
+from art_gym_trainers.advantages import episode_advantages, group_advantages
 
 
 def test_the_group_mean_is_taken_off_and_the_sample_deviation_divided_by() -> None:

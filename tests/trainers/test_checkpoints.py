@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from art_gym_trainers import checkpoints
 
 from art_gym.errors import UsageError
+from art_gym_trainers import checkpoints
 
 
 def write(parent: Path, step: int) -> None:

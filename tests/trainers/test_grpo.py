@@ -20,13 +20,19 @@ pytestmark = pytest.mark.train
 TEMPERATURE = 0.7
 
 
-def random_rows(count: int = 6, seed: int = 0) -> list[Row]:
-    """Rows of unequal shape, as multi-turn episodes leave them: prompt, reply, tool result, reply."""
+def random_rows(count: int = 6, seed: int = 0, shared: int = 0) -> list[Row]:
+    """Rows of unequal shape, as multi-turn episodes leave them: `shared` equal tokens, prompt, reply, tool result, reply."""
     rng = random.Random(seed)
+    prefix = [rng.randrange(20, 1000) for _ in range(shared)]
     rows = []
     for index in range(count):
-        token_ids, sampled = [], []
-        for length, flag in ((rng.randint(3, 12), False), (rng.randint(1, 6), True), (rng.randint(1, 8), False), (rng.randint(1, 6), True)):
+        token_ids, sampled = list(prefix), [False] * shared
+        for length, flag in (
+            (0 if shared else rng.randint(3, 12), False),
+            (rng.randint(1, 6), True),
+            (rng.randint(1, 8), False),
+            (rng.randint(1, 6), True),
+        ):
             token_ids += [rng.randrange(20, 1000) for _ in range(length)]
             sampled += [flag] * length
         logprobs = [-6.5 + rng.random() if flag else 0.0 for flag in sampled]
@@ -71,11 +77,12 @@ def independent_loss(model: Any, rows: list[Row], loss_type: str, clip_low: floa
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("token_budget", [10_000, 64, 1])
+@pytest.mark.parametrize("token_budget", [10_000, 150, 1])
+@pytest.mark.parametrize("shared", [0, 40], ids=["nothing shared", "prompt shared"])
 def test_loss_and_gradients_equal_an_independent_computation_however_the_step_is_cut(
-    policy: Any, tiny_model: Path, tmp_path: Path, loss_type: str, token_budget: int
+    policy: Any, tiny_model: Path, tmp_path: Path, loss_type: str, token_budget: int, shared: int
 ) -> None:
-    rows = random_rows()
+    rows = random_rows(shared=shared)
     # A fresh adapter adds nothing, and half of its gradients are zero.
     for parameter in policy.parameters():
         if parameter.requires_grad:

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from art_gym_trainers.policy import load_policy, token_logprobs  # noqa: E402
-from art_gym_trainers.publish import LoraPublisher, MergedPublisher, Probe, merged_state, prepare_weights  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from art_gym.errors import EngineError  # noqa: E402
+from art_gym_trainers.policy import load_policy, token_logprobs  # noqa: E402
+from art_gym_trainers.publish import LoraPublisher, MergedPublisher, Probe, merged_state, prepare_weights  # noqa: E402
 
 pytestmark = pytest.mark.train
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from art_gym_trainers.rows import Row, batch_rows, collate, micro_batches, split_steps
-from art_gym_trainers.sequences import TokenSequence
 from hypothesis import given
 from hypothesis import strategies as st
 
 from art_gym.episodes import Episode, EpisodeGroup, Failure, Turn
 from art_gym.scenarios import Scenario
+from art_gym_trainers.rows import Row, batch_rows, collate, micro_batches, split_steps
+from art_gym_trainers.sequences import TokenSequence
 
 pytestmark = pytest.mark.train
 
@@ -67,14 +67,26 @@ def rows_of(lengths: list[int]) -> list[Row]:
     ]
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 400))
 def test_micro_batches_keep_every_row_and_the_budget(lengths: list[int], budget: int) -> None:
     rows = rows_of(lengths)
     batches = micro_batches(rows, budget)
     assert sorted(row.sequence.episode_id for batch in batches for row in batch) == sorted(row.sequence.episode_id for row in rows)
+    # These rows all begin alike, so that a micro-batch holds the shortest row's prompt once.
+    shared = min(lengths) - 1
     for batch in batches:
-        padded = len(batch) * max(len(row.sequence) for row in batch)
-        assert padded <= budget or len(batch) == 1
+        computed = shared + len(batch) * (max(len(row.sequence) for row in batch) - shared)
+        assert computed <= budget or len(batch) == 1
+
+
+def test_long_rows_are_cut_off_where_padding_the_short_ones_would_cost_more() -> None:
+    # One pass: 10 + 5 * 190 = 960 tokens. Cut after the long row: 10 + 190, and 10 + 4 * 20, which is 290 in all.
+    batches = micro_batches(rows_of([30, 200, 30, 30, 11]), 10_000)
+    assert [[len(row.sequence) for row in batch] for batch in batches] == [[200], [30, 30, 30, 11]]
+
+
+def test_rows_alike_in_length_stay_together() -> None:
+    assert len(micro_batches(rows_of([40] * 8), 10_000)) == 1
 
 
 def test_rows_are_padded_prompt_left_and_completion_right() -> None:

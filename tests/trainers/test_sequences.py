@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from art_gym_trainers.sequences import episode_sequences, require_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from art_gym.episodes import Episode, Turn
 from art_gym.errors import MissingTokens
 from art_gym.scenarios import Scenario
+from art_gym_trainers.sequences import episode_sequences, require_tokens
 
 
 def turn(prompt: list[int] | None, completion: list[int] | None, logprobs: list[float] | None = None) -> Turn:

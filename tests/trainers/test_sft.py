@@ -8,15 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from art_gym_agents import ScriptedAgent  # noqa: E402
-from art_gym_agents.warmstart import script_for  # noqa: E402
-from art_gym_trainers.policy import load_policy, load_tokenizer  # noqa: E402
-from art_gym_trainers.sft import episode_examples, warm_start  # noqa: E402
-
 from art_gym.episodes import Episode, Failure  # noqa: E402
 from art_gym.errors import UsageError  # noqa: E402
 from art_gym.rollout import Runner  # noqa: E402
 from art_gym.scenarios import Scenario  # noqa: E402
+from art_gym_agents import ScriptedAgent  # noqa: E402
+from art_gym_agents.warmstart import script_for  # noqa: E402
+from art_gym_trainers.policy import load_policy, load_tokenizer  # noqa: E402
+from art_gym_trainers.sft import episode_examples, warm_start  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -31,7 +30,8 @@ def test_only_what_the_assistant_says_is_learned_and_its_end_token_with_it(tiny_
     tokenizer = load_tokenizer(tiny_model)
     (episode,) = scripted_episodes(1)
     (example,) = episode_examples([episode], tokenizer)
-    learned = tokenizer.decode([token for token, flag in zip(example["input_ids"], example["assistant_masks"], strict=True) if flag])
+    learned = tokenizer.decode([label for label in example["labels"] if label != -100])
+    assert len(example["labels"]) == len(example["input_ids"])
     guesses = [turn.action["tool_calls"][0]["function"]["arguments"] for turn in episode.turns]
     assert learned == "".join(f'<tool_call>\n{{"name": "guess", "arguments": {arguments}}}\n</tool_call><|im_end|>' for arguments in guesses)
 

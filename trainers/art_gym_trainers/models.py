@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import importlib.util
+import io
 import os
 import re
 import shutil
@@ -77,7 +78,7 @@ def resolve(name: str, *, cache_dir: str | os.PathLike[str] | None = None, progr
     if name in ALIASES:
         return _resolve_alias(name, ALIASES[name], _cache_root(cache_dir), tell)
     folder = Path(name).expanduser()
-    if folder.exists():
+    if name and folder.exists():
         return _checked_folder(folder)
     if not _HUB_ID.fullmatch(name):
         raise UsageError(f"model '{name}': no such folder; {_ways_out(name)}")
@@ -208,11 +209,9 @@ def _convert(folder: Path, alias: Alias, source: Path) -> None:
             raise MissingExtra("converting a model", extra="train", package=package)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
 
-    with_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    # Its progress bars are many, and useless in a log; failures are raised.
+    with contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         model = AutoModelForCausalLM.from_pretrained(
             source.parent,
@@ -225,6 +224,3 @@ def _convert(folder: Path, alias: Alias, source: Path) -> None:
         tokenizer.model_max_length = alias.context
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
-    finally:
-        if with_bars:
-            logging.enable_progress_bar()

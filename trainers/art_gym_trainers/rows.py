@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -87,21 +88,41 @@ def split_steps(groups: list[list[Row]], steps: int) -> list[list[Row]]:
     return dealt
 
 
-def micro_batches(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
-    """Cut rows into micro-batches whose padded size (rows times longest row) stays within `token_budget`.
+# What a pass costs beside its tokens, in tokens: launching every layer once more.
+_PASS_TOKENS = 32
 
-    Rows are sorted by length, so that little is padded. A single row longer than the budget makes a micro-batch of its own.
+
+def micro_batches(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
+    """Cut rows into micro-batches, each within `token_budget`, so that the least is computed in all.
+
+    A micro-batch computes the tokens that all rows begin with once, and the rest of each row padded to the longest. Rows are sorted by length,
+    longest first, and the best places to cut are found by dynamic programming. A row longer than the budget makes a micro-batch of its own.
     """
     ordered = sorted(rows, key=lambda row: len(row.sequence), reverse=True)
-    batches: list[list[Row]] = []
-    longest = 0
-    for row in ordered:
-        if batches and longest * (len(batches[-1]) + 1) <= token_budget:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-            longest = len(row.sequence)
-    return batches
+    lengths = [len(row.sequence) for row in ordered]
+    shared = _common_prefix(ordered)
+    best: list[tuple[float, int]] = [(0, 0)]
+    for end in range(1, len(ordered) + 1):
+        choices = []
+        for start in range(end):
+            size = end - start
+            cost = shared + size * (lengths[start] - shared)
+            if size == 1 or cost <= token_budget:
+                choices.append((best[start][0] + cost + _PASS_TOKENS, start))
+        best.append(min(choices))
+    cuts = [len(ordered)]
+    while cuts[-1]:
+        cuts.append(best[cuts[-1]][1])
+    return [ordered[start:end] for end, start in itertools.pairwise(cuts)][::-1]
+
+
+def _common_prefix(rows: Sequence[Row]) -> int:
+    """How many tokens all rows begin with, none of them sampled."""
+    first = rows[0].sequence.token_ids
+    length = min(row.sequence.prompt_length for row in rows)
+    for row in rows[1:]:
+        length = next((place for place in range(length) if row.sequence.token_ids[place] != first[place]), length)
+    return length
 
 
 def collate(rows: Sequence[Row], pad_token_id: int, total_sampled: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:

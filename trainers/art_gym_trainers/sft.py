@@ -15,10 +15,16 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, TrainerCallba
 
 from art_gym.episodes import Episode
 from art_gym.errors import UsageError
+from art_gym_trainers.policy import add_scoring_head
+
+IGNORED = -100
+"""The label that torch's cross entropy leaves out."""
 
 
 def episode_examples(episodes: Sequence[Episode], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, list[int]]]:
-    """Render scripted episodes into `input_ids` and `assistant_masks`, equally long; 1 marks what the assistant says, its end token included.
+    """Render scripted episodes into `input_ids` and `labels`, equally long.
+
+    The label of what the assistant says, its end token included, is the token itself; everything else is -100, which the loss leaves out.
 
     Scripted episodes have no sampled tokens to keep, so rendering them is right here, and only here.
 
@@ -42,7 +48,8 @@ def episode_examples(episodes: Sequence[Episode], tokenizer: PreTrainedTokenizer
             )
         # The template's line break after the last end token isn't learned either.
         last = max(index for index, flag in enumerate(mask) if flag) + 1
-        examples.append({"input_ids": ids[:last], "assistant_masks": mask[:last]})
+        labels = [token if flag else IGNORED for token, flag in zip(ids, mask, strict=True)]
+        examples.append({"input_ids": ids[:last], "labels": labels[:last]})
     return examples
 
 
@@ -91,7 +98,6 @@ def warm_start(
         weight_decay=0.0,
         max_grad_norm=1.0,
         max_length=None,
-        assistant_only_loss=True,
         seed=seed,
         use_cpu=not torch.cuda.is_available(),
         bf16=False,
@@ -104,11 +110,21 @@ def warm_start(
         dataloader_pin_memory=False,
     )
     losses = _Losses(on_step)
-    trainer = trl.SFTTrainer(model, config, train_dataset=Dataset.from_list(examples), processing_class=tokenizer, callbacks=[losses])
+    add_scoring_head(model.get_base_model(), temperature=1.0)
+    trainer = _SFTTrainer(model, config, train_dataset=Dataset.from_list(examples), processing_class=tokenizer, callbacks=[losses])
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     tail = losses.values[-max(1, len(losses.values) // 4) :]
     return sum(tail) / len(tail)
+
+
+class _SFTTrainer(trl.SFTTrainer):
+    """Scores only what the assistant says; TRL's own loss sends every position through the head on a CPU."""
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        logprobs, _ = model(input_ids=inputs["input_ids"], scored=inputs["labels"] != IGNORED)
+        loss = -logprobs.sum() / (len(logprobs) if num_items_in_batch is None else num_items_in_batch)
+        return (loss, {}) if return_outputs else loss
 
 
 class _Losses(TrainerCallback):
