@@ -5,16 +5,16 @@ BIN := .venv/bin
 # What becomes of MkDocs one day is no news for every build.
 export NO_MKDOCS_2_WARNING := 1
 
-ENV ?= art_gym/Lookup-v0
+TASK ?= art_gym/Lookup-v0
 SEED ?= 0
-RUN ?= runs/$(notdir $(ENV))-seed$(SEED)
+RUN ?= runs/$(notdir $(TASK))-seed$(SEED)
 
 .PHONY: help setup train test test-fast check format docs clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value …]"; echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo; echo "Variables of train: ENV=$(ENV) SEED=$(SEED) RUN=$(RUN)"
+	@echo; echo "Variables of train: TASK=$(TASK) SEED=$(SEED) RUN=$(RUN)"
 	@echo "  RESUME=1 goes on with the run in RUN, FRESH=1 moves it aside and starts anew."
 	@echo "Variables of setup: PYTHON=python3, TORCH_INDEX=URL of an extra index with PyTorch's CPU builds."
 
@@ -22,7 +22,7 @@ setup: ## Make .venv with everything in it; again: nothing, or the rest
 	@./scripts/setup.sh
 
 train: setup ## Teach the bundled 135M model a task, and show that it learned
-	@$(BIN)/art-gym train $(ENV) --seed $(SEED) --run-dir $(RUN) $(if $(RESUME),--resume) $(if $(FRESH),--fresh)
+	@$(BIN)/art-gym train $(TASK) --seed $(SEED) --run-dir $(RUN) $(if $(RESUME),--resume) $(if $(FRESH),--fresh)
 
 test: setup ## Run every test, with real vLLM servers and real training
 	@$(BIN)/python -m pytest

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 # It imports torch, and has no doctests.
-collect_ignore = ["art_gym/cli/_train.py"]
+collect_ignore = ["art_gym/cli/_train.py", "art_gym/cli/_serving.py"]
 
 _WHOLLY_TRAINING = re.compile(r"^pytestmark = .*pytest\.mark\.train\b", re.MULTILINE)
 

@@ -1,5 +1,8 @@
 """Running one call of an environment: sync or async, with or without a deadline.
 
+What a call raises comes out as it is, but for what would steer those who pass it on: StopIteration ends a generator, CancelledError cancels a
+task. From a call these are bugs like any other, and become a RuntimeError with the original as its cause.
+
 A deadline holds even for code that blocks: the call runs in a daemon thread, which is left behind when its time is up. Async tools run in one
 loop per process when the environment is stepped synchronously, so that what they open in one call still lives in the next.
 """
@@ -14,7 +17,6 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from art_gym.errors import ToolTimeout
@@ -34,15 +36,16 @@ def run(call: Call) -> Any:
 
     Raises:
         ToolTimeout: The call took longer than its timeout.
+        RuntimeError: The call raised StopIteration or CancelledError.
     """
     if call.timeout is None:
-        return _settle(call.function())
-    future = _in_loop(call.function()) if _is_async(call.function) else _in_thread(lambda: _settle(call.function()))
+        return _settle(call)
+    future = _in_loop(call.function()) if _is_async(call.function) else _in_thread(lambda: _settle(call))
     concurrent.futures.wait([future], call.timeout)
     if not future.done():
         future.cancel()
         raise _timeout(call)
-    return future.result()
+    return _result(call, future)
 
 
 async def run_async(call: Call, *, inline: bool) -> Any:
@@ -50,17 +53,18 @@ async def run_async(call: Call, *, inline: bool) -> Any:
 
     Raises:
         ToolTimeout: The call took longer than its timeout.
+        RuntimeError: The call raised StopIteration or CancelledError.
     """
     waiting: asyncio.Future[Any]
     if _is_async(call.function):
         waiting = asyncio.ensure_future(call.function())
     elif inline and call.timeout is None:
-        result = call.function()
+        result = run_here(call)
         if not inspect.isawaitable(result):
             return result
         waiting = asyncio.ensure_future(result)
     else:
-        waiting = asyncio.wrap_future(_in_thread(lambda: _settle(call.function())))
+        waiting = asyncio.wrap_future(_in_thread(lambda: _settle(call)))
     try:
         done, _ = await asyncio.wait({waiting}, timeout=call.timeout)
     except asyncio.CancelledError:
@@ -69,7 +73,7 @@ async def run_async(call: Call, *, inline: bool) -> Any:
     if not done:
         waiting.cancel()
         raise _timeout(call)
-    return waiting.result()
+    return _result(call, waiting)
 
 
 def _timeout(call: Call) -> ToolTimeout:
@@ -82,9 +86,38 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function)
 
 
-def _settle(result: Any) -> Any:
-    """Return the result itself, or what it comes to if it is awaitable; block this thread until then."""
-    return _in_loop(result).result() if inspect.isawaitable(result) else result
+def _settle(call: Call) -> Any:
+    """Return the call's result itself, or what it comes to if it is awaitable; block this thread until then."""
+    result = run_here(call)
+    return _result(call, _in_loop(result)) if inspect.isawaitable(result) else result
+
+
+def run_here(call: Call) -> Any:
+    """Make the call in place and return what it returns, awaitable or not; the timeout isn't looked at.
+
+    Raises:
+        RuntimeError: The call raised StopIteration or CancelledError.
+    """
+    try:
+        return call.function()
+    except StopIteration as error:
+        raise RuntimeError(f"{call.what} raised StopIteration: an iterator had run out; give next() a default, or catch it") from error
+    except asyncio.CancelledError as error:
+        raise _cancelled(call) from error
+
+
+def _result(call: Call, future: concurrent.futures.Future[Any] | asyncio.Future[Any]) -> Any:
+    """Return the result of a future that is done, or of one in another thread; nobody here has cancelled it."""
+    try:
+        return future.result()
+    except (asyncio.CancelledError, concurrent.futures.CancelledError) as error:
+        raise _cancelled(call) from error
+
+
+def _cancelled(call: Call) -> RuntimeError:
+    return RuntimeError(
+        f"{call.what} was cancelled, and not by the one who waits for it: what it awaited was cancelled, or it cancelled itself"
+    )
 
 
 def _in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
@@ -106,12 +139,29 @@ def _in_loop(awaitable: Awaitable[Any]) -> concurrent.futures.Future[Any]:
     async def wait() -> Any:
         return await awaitable
 
-    return asyncio.run_coroutine_threadsafe(wait(), _loop(os.getpid()))
+    return asyncio.run_coroutine_threadsafe(wait(), _process_loop.get())
 
 
-@lru_cache(maxsize=1)
-def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """Return the process's loop; a forked child inherits no threads, so it starts its own."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=f"art_gym-loop-{pid}", daemon=True).start()
-    return loop
+class _ProcessLoop:
+    """The process's event loop, started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.forget()
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="art_gym-loop", daemon=True).start()
+            return self._loop
+
+    def forget(self) -> None:
+        """Start anew: a forked child inherits no threads, and perhaps a lock that one of them held."""
+        self._lock = threading.Lock()
+        self._loop = None
+
+
+_process_loop = _ProcessLoop()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process_loop.forget)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 import math
 import sys
@@ -25,7 +26,7 @@ from art_gym._render import print_messages, render_text
 from art_gym.errors import ToolError
 from art_gym.messages import AssistantMessage, Message, Observation, ToolSchema
 from art_gym.scenarios import SPLITS, Scenario, Split
-from art_gym.spaces import ChatSpace, ToolCallSpace
+from art_gym.spaces import ChatSpace, ToolCallSpace, is_message
 from art_gym.tools import Tool, derive_tools, refuse_hidden, result_content
 
 StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
@@ -159,7 +160,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         Raises:
             RuntimeError: No episode is running.
         """
-        self._check_running("finish")
+        self._check_running("finish", "a tool may end it once")
         self.reward(name, reward)
         if success is not None:
             self.metric("success", float(success))
@@ -169,11 +170,16 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         """Add to this action's reward, under a name that tells where it comes from.
 
         Raises:
-            ValueError: The value isn't finite.
+            ValueError: The value isn't finite, or the action's components no longer add up to a finite number.
             RuntimeError: No episode is running.
         """
-        self._check_running("reward")
-        self._rewards[name] = _finite(f"reward {name!r}", self._rewards.get(name, 0.0) + float(value))
+        self._check_running(f"reward {name!r}", "give it before finish, or as finish(reward=…)")
+        rewards = {**self._rewards, name: _finite(f"reward {name!r}", self._rewards.get(name, 0.0) + _finite(f"reward {name!r}", value))}
+        try:
+            math.fsum(rewards.values())
+        except OverflowError:
+            raise ValueError(f"reward {name!r}: this action's rewards must add up to a finite number, not {rewards}") from None
+        self._rewards = rewards
 
     def metric(self, name: str, value: float) -> None:
         """Report a figure of the episode that isn't reward; a later value replaces an earlier one.
@@ -181,7 +187,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         Raises:
             ValueError: The value isn't finite.
         """
-        self._metrics[name] = _finite(f"metric {name!r}", float(value))
+        self._metrics[name] = _finite(f"metric {name!r}", value)
 
     def constrain(self, tool: str, **annotations: Any) -> None:
         """Give parameters of one of this instance's tools other types: `self.constrain("guess", number=Annotated[int, Field(le=high)])`.
@@ -205,7 +211,12 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         return [tool.schema for tool in self._tools.values()]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode, as `gymnasium.Env.reset`; the observation is the system message and the user's first one."""
+        """Start an episode, as `gymnasium.Env.reset`; the observation is the system message and the user's first one.
+
+        Raises:
+            TypeError: `start` or `instructions` returned something else than text or messages.
+            Exception: Whatever else they raise: a bug of the environment.
+        """
         if self._phase == "not initialised":
             raise RuntimeError(f"{type(self).__name__}.__init__ doesn't call super().__init__()")
         super().reset(seed=seed)
@@ -213,16 +224,15 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         self.turn = 0
         self._metrics, self._rewards, self._transcript = {}, {}, []
         self._phase = "starting"
-        opening = self.start()
-        instructions = self.instructions() if callable(self.instructions) else self.instructions
+        opening = self._opening(_calls.run_here(_calls.Call(self.start, "start")))
+        instructions = self.instructions
+        if callable(instructions):
+            instructions = _calls.run_here(_calls.Call(instructions, "instructions"))
+        if not isinstance(instructions, str | None):
+            raise TypeError(f"{type(self).__name__}.instructions must be text, not {_kind(instructions)}")
         self._phase = "running"
-        messages: list[Message] = []
-        if instructions:
-            messages.append({"role": "system", "content": printable(instructions)})
-        if isinstance(opening, str):
-            messages.append({"role": "user", "content": printable(opening)})
-        elif opening is not None:
-            messages += copy.deepcopy(list(opening))
+        system: list[Message] = [{"role": "system", "content": printable(instructions)}] if instructions else []
+        messages = system + opening
         return self._shown(messages), self._info(invalid_calls=0, tool_errors=0, truncation="")
 
     def step(self, action: AssistantMessage) -> StepResult:
@@ -288,6 +298,29 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
     # The episode's rules.
 
+    def _opening(self, opening: Any) -> list[Message]:
+        """Return what `start` returned as messages.
+
+        Raises:
+            TypeError: It can't be read as such.
+        """
+        what = f"{type(self).__name__}.start"
+        if opening is None:
+            return []
+        if isinstance(opening, str):
+            return [{"role": "user", "content": printable(opening)}]
+        if isinstance(opening, Mapping):
+            raise TypeError(f"{what} returned one message, not a list of messages: put it in a list")
+        if not isinstance(opening, Sequence):
+            raise TypeError(f"{what} must return text, a list of messages or None, not {_kind(opening)}")
+        for index, message in enumerate(opening):
+            if not is_message(message):
+                raise TypeError(
+                    f"{what}: message {index} ({printable(repr(message))}) is no chat message: it must be a dictionary with a 'role' (system, "
+                    "developer, user, assistant or tool) and a 'content' (text or a list of content parts; for a tool, also a 'tool_call_id')"
+                )
+        return copy.deepcopy(list(opening))
+
     def _transition(self, action: Any) -> Generator[_calls.Call, Any, StepResult]:
         """One step, as a generator of the calls that it needs made; the driver sends back results, and throws in `ToolError`s."""
         if self._phase != "running":
@@ -310,6 +343,8 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
                     reply = yield _calls.Call(partial(self.on_text, written.text), "on_text")
                 except ToolError as error:
                     reply = str(error)
+                if not isinstance(reply, str | None):
+                    raise TypeError(f"{type(self).__name__}.on_text must return text, not {_kind(reply)}")
                 if reply is not None or self._phase == "running":
                     messages.append({"role": "user", "content": printable(self._nudge() if reply is None else reply)})
             for index, call in enumerate(written.calls):
@@ -365,9 +400,11 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
     def _ended(self) -> bool:
         return self._phase == "over"
 
-    def _check_running(self, what: str) -> None:
+    def _check_running(self, what: str, when_over: str) -> None:
         if self._phase != "running":
-            raise RuntimeError(f"{what} needs an episode that is running, this one is {self._phase}; a tool may end it once")
+            ways_out = {"starting": "it belongs to an action, in a tool, on_text or on_invalid", "over": when_over}
+            way_out = ways_out.get(self._phase, "call reset first")
+            raise RuntimeError(f"{what} needs an episode that is running, this one is {self._phase}: {way_out}")
 
     def _info(self, *, invalid_calls: int, tool_errors: int, truncation: str) -> dict[str, Any]:
         return {
@@ -402,6 +439,16 @@ class _Refused(Exception):
 
 
 def _finite(what: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"{what} must be finite, not {value}")
-    return value
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{what} must be finite, not {number}")
+    return number
+
+
+def _kind(value: Any) -> str:
+    if inspect.iscoroutine(value):
+        value.close()  # or Python warns that it was never awaited
+    return type(value).__name__

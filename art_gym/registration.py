@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import traceback
 from typing import Any
 
 import gymnasium
@@ -60,7 +61,7 @@ def make(env_id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         **kwargs: Options for the environment's constructor.
 
     Raises:
-        UsageError: There is no such environment, or it has no such options.
+        UsageError: There is no such environment, it has no such options, or its constructor raised something.
     """
     spec = _find(env_id)
     creator = _creator(spec)
@@ -70,9 +71,19 @@ def make(env_id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     spec.order_enforce = False
     try:
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    except UsageError:
+        raise
     except (TypeError, ValueError) as error:
-        problem = " ".join(str(error).split(" was raised from the environment creator")[0].split())
-        raise UsageError(f"{spec.id} can't be made with {options}: {problem}") from error
+        problem = str(error).split(" was raised from the environment creator")[0]
+        raise UsageError(_line(f"{spec.id} can't be made with {options}: {problem or type(error).__name__}")) from error
+    except Exception as error:  # the environment's constructor may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UsageError(
+            _line(
+                f"{spec.id} can't be made with {options}: its constructor raised {_told(error)} at {place.filename}:{place.lineno}; "
+                "change the options, or mend what it needs"
+            )
+        ) from error
 
 
 def env_ids() -> list[str]:
@@ -106,7 +117,7 @@ def _find(env_id: str) -> EnvSpec:
             _import_bundled()
         return gymnasium.spec(name)
     except ModuleNotFoundError as error:
-        raise UsageError(f"can't import {module!r} for {env_id!r} ({error}): is it installed?") from error
+        raise UsageError(f"can't import {module or BUNDLED!r} for {env_id!r} ({error}): is it installed?") from error
     except gymnasium.error.Error as error:
         close = difflib.get_close_matches(name, gymnasium.registry, n=1, cutoff=0.5)
         hint = (
@@ -115,6 +126,11 @@ def _find(env_id: str) -> EnvSpec:
             else "`art-gym envs` lists those there are; for another package's, write package:namespace/Name-v0"
         )
         raise UsageError(f"unknown environment {env_id!r}; {hint}") from error
+    except UsageError:
+        raise
+    except Exception as error:  # a module that is imported may raise anything
+        name_rule = "" if _is_module_name(module or BUNDLED) else "; write package:namespace/Name-v0, with the package's full name"
+        raise UsageError(_line(f"can't import {module or BUNDLED!r} for {env_id!r}: {_told(error)}{name_rule}")) from error
 
 
 def _creator(spec: EnvSpec) -> Any:
@@ -124,12 +140,20 @@ def _creator(spec: EnvSpec) -> Any:
         return spec.entry_point
     try:
         return load_env_creator(spec.entry_point)
+    except UsageError:
+        raise
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"{spec.id}: its entry point {spec.entry_point!r} can't be loaded: {error}") from error
+        raise UsageError(_line(f"{spec.id}: its entry point {spec.entry_point!r} can't be loaded: {error}")) from error
+    except Exception as error:  # a module that is imported may raise anything
+        raise UsageError(_line(f"{spec.id}: its entry point {spec.entry_point!r} can't be loaded: {_told(error)}")) from error
 
 
 def _check_options(id: str, creator: Any, options: dict[str, Any]) -> None:
-    parameters = inspect.signature(creator).parameters
+    _check_render_mode(id, creator, options)
+    try:
+        parameters = inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # some that are written in C have none
+        return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     known = [name for name in parameters if name != "render_mode"]
@@ -137,6 +161,31 @@ def _check_options(id: str, creator: Any, options: dict[str, Any]) -> None:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise UsageError(f"{id} has no option {name!r}; {hint}its options are: {', '.join(known) or 'none'}")
+
+
+def _check_render_mode(id: str, creator: Any, options: dict[str, Any]) -> None:
+    """Refuse a render mode that the environment doesn't have, as Gymnasium does no more than warn."""
+    mode = options.get("render_mode")
+    metadata = getattr(creator, "metadata", None)
+    known = metadata.get("render_modes") if isinstance(metadata, dict) else None
+    if mode is None or not known or mode in known:
+        return
+    # Gymnasium makes these from others, by wrappers.
+    made = {f"{name}_list" for name in known} | ({"human"} if {"rgb_array", "rgb_array_list"} & set(known) else set())
+    if mode not in made:
+        raise UsageError(f"{id} can't be made with {options}: render_mode must be one of {', '.join(known)}, not {mode!r}")
+
+
+def _is_module_name(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _makes_tool_env(spec: EnvSpec) -> bool:

@@ -12,24 +12,23 @@ import re
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Any, NoReturn, TypeVar, overload
+from functools import cached_property, partial
+from typing import Any, TypeVar, overload
 
 import docstring_parser
 import pydantic
-from pydantic import ConfigDict, Field
-from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticSerializationError, core_schema, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from art_gym._actions import printable
 from art_gym._arguments import explain, read_arguments
+from art_gym._parameters import parameter_field, parameter_model, parameter_schema
 from art_gym.errors import ToolError
 from art_gym.messages import ToolSchema
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__art_gym_tool__"
+_PROPERTIES = (property, cached_property)
 _WIRE_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -55,18 +54,29 @@ def tool(function: F | None = None, /, *, name: str | None = None, timeout: floa
     Args:
         function: The method, sync or async.
         name: The name that the model sees; the method's own by default. Letters, digits, "_" and "-", at most 64.
-        timeout: Seconds that one call may take; the episode fails with `ToolTimeout` after that.
+        timeout: Seconds that one call may take; the episode fails with `ToolTimeout` after that. Each call of a sync tool then runs in a
+            thread of its own, so what belongs to the thread that made it (an sqlite3 connection, unless opened with
+            `check_same_thread=False`) can't be used there.
 
     Raises:
-        TypeError: The name or the timeout can't be one.
+        TypeError: The name or the timeout can't be one, or what is marked is no method.
     """
+    if isinstance(function, str):
+        raise TypeError(f"@tool marks a method; to give it a name, write @tool(name={function!r})")
     if name is not None and not _WIRE_NAME.fullmatch(name):
         raise TypeError(f"a tool's name is 1 to 64 letters, digits, '_' or '-', not {name!r}")
     if timeout is not None and not timeout > 0:
         raise TypeError(f"a tool's timeout is a positive number of seconds, not {timeout!r}")
 
     def mark(function: F) -> F:
-        setattr(getattr(function, "__func__", function), _MARK, _Mark(name, timeout))
+        method = getattr(function, "__func__", function)  # of a static method or a class method
+        if isinstance(method, _PROPERTIES):
+            kind = type(method).__name__
+            raise TypeError(f"@tool marks a method, and {_getter(method).__name__!r} is a {kind}: remove @{kind}")
+        if not callable(method) or inspect.isclass(method):
+            kind = "class" if inspect.isclass(method) else type(method).__name__
+            raise TypeError(f"@tool marks a method, and not {getattr(method, '__name__', method)!r}, which is of type {kind!r}")
+        setattr(method, _MARK, _Mark(name, timeout))
         return function
 
     return mark if function is None else mark(function)
@@ -148,11 +158,11 @@ class Tool:
         for index, parameter in enumerate(parameters):
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TypeError(f"tool '{name}': parameter {str(parameter)!r} can't be passed by name; a model names its arguments")
-            fields[f"p{index}"] = _field(parameter, hints.get(parameter.name, Any), described.get(parameter.name, ""))
-        model = _model(name, fields)
+            fields[f"p{index}"] = parameter_field(parameter, hints.get(parameter.name, Any), described.get(parameter.name, ""))
+        model = parameter_model(name, fields)
         names = {f"p{index}": parameter.name for index, parameter in enumerate(parameters)}
         description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
-        return cls(name, description, _json_schema(name, model), timeout, attribute or name, model, names, hints, (function, recipe))
+        return cls(name, description, parameter_schema(name, model), timeout, attribute or name, model, names, hints, (function, recipe))
 
     @property
     def schema(self) -> ToolSchema:
@@ -272,14 +282,19 @@ def _marked(cls: type) -> dict[str, _Marked]:
     """Find the methods of a class that are marked as tools, by attribute, in the order of their definition, base classes first.
 
     Raises:
-        TypeError: One is overridden by something that isn't marked, so that it isn't clear whether it still is a tool.
+        TypeError: One is overridden by something that isn't marked, so that it isn't clear whether it still is a tool; or one can't be called
+            as a tool: it has no `self`, or is a property or an async generator.
     """
     found: dict[str, _Marked] = {}
     for owner in reversed(cls.__mro__):
         for attribute, value in vars(owner).items():
             function = getattr(value, "__func__", value)
             mark = getattr(function, _MARK, None) if callable(function) else None
+            if isinstance(value, _PROPERTIES) and hasattr(_getter(value), _MARK):
+                kind = type(value).__name__
+                raise TypeError(f"{owner.__name__}.{attribute}: a tool is called and a {kind} is read: remove @{kind}")
             if isinstance(mark, _Mark):
+                _check_method(f"{owner.__name__}.{attribute}", value, function)
                 found[attribute] = _Marked(mark, function, not isinstance(value, staticmethod))
             elif attribute in found:
                 if value is not None:
@@ -291,51 +306,23 @@ def _marked(cls: type) -> dict[str, _Marked]:
     return found
 
 
-def _field(parameter: inspect.Parameter, annotation: Any, description: str) -> tuple[Any, Any]:
-    default = ... if parameter.default is parameter.empty else parameter.default
-    own = FieldInfo.from_annotation(annotation) if default is ... else FieldInfo.from_annotated_attribute(annotation, default)
-    # The alias carries the parameter's name, which as a field name could clash with pydantic's own attributes ("json", "copy", "_id").
-    extra = Field(alias=parameter.name) if own.description or not description else Field(alias=parameter.name, description=description)
-    return Annotated[annotation, extra], default
+def _getter(value: property | cached_property[Any]) -> Any:
+    return value.fget if isinstance(value, property) else value.func
 
 
-def _model(name: str, fields: dict[str, Any]) -> type[pydantic.BaseModel]:
-    config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
-    try:
-        return pydantic.create_model(name, __config__=config, **fields)
-    except pydantic.errors.PydanticUserError as error:
-        raise TypeError(f"tool '{name}': {error.message}") from error
-
-
-class _JsonSchema(GenerateJsonSchema):
-    """Without the titles that pydantic makes up from names: a model reads the names already, and each costs tokens at every turn."""
-
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  declared by the base class
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def decimal_schema(self, schema: Any) -> dict[str, Any]:
-        # Pydantic also describes the text form, by no more than "string"; a model had better write a number.
-        limits: Any = {key: float(schema[key]) for key in ("multiple_of", "le", "ge", "lt", "gt") if key in schema}
-        number = self.float_schema(core_schema.float_schema(**limits))
-        if "decimal_places" in schema:
-            number.setdefault("multipleOf", 10.0 ** -schema["decimal_places"])
-        return number
-
-    def bytes_schema(self, schema: Any) -> NoReturn:
-        raise TypeError("bytes can't be written in JSON: take a str, and decode it")
-
-
-def _json_schema(name: str, model: type[pydantic.BaseModel]) -> dict[str, Any]:
-    try:
-        schema = model.model_json_schema(schema_generator=_JsonSchema)
-    except pydantic.errors.PydanticUserError as error:
-        raise TypeError(f"tool '{name}': {error.message}") from error
-    except TypeError as error:
-        raise TypeError(f"tool '{name}': {error}") from error
-    order = ("type", "properties", "required", "additionalProperties", "$defs")
-    return {key: schema[key] for key in order if key in schema}
+def _check_method(where: str, value: Any, function: Callable[..., Any]) -> None:
+    if inspect.isasyncgenfunction(function):
+        raise TypeError(f"{where}: an async generator can't be a tool: collect what it yields in a list, and return that")
+    if isinstance(value, staticmethod) or not inspect.isroutine(function):  # Python passes no self to an object that is called
+        return
+    parameters = list(inspect.signature(function).parameters.values())
+    expected = "cls" if isinstance(value, classmethod) else "self"
+    first = parameters[0] if parameters else None
+    positional = first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and first.name.strip("_") == expected
+    # "*args" takes it too, in a wrapper that doesn't say whose signature it has.
+    if not positional and not (first is not None and first.kind is first.VAR_POSITIONAL):
+        written = f"def {where.rpartition('.')[2]}({', '.join([expected, *(parameter.name for parameter in parameters)])})"
+        raise TypeError(f"{where}: a tool's first parameter must be {expected!r}: write {written}, or put @staticmethod under @tool")
 
 
 def _is_content_part(part: Any) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
-from art_gym._actions import read_action
+from art_gym._actions import printable, read_action
 from art_gym.messages import AssistantMessage, Message, Observation
 
 
@@ -43,11 +45,26 @@ class Transcript(gymnasium.Wrapper[Observation, AssistantMessage, Observation, A
 
 def _wire_form(action: Any) -> AssistantMessage:
     """Return the action as a message of the observation space, with the ids by which its calls were answered, whatever the model wrote."""
+    if not isinstance(action, Mapping) and callable(dump := getattr(action, "model_dump", None)):
+        action = dump()  # a message object of the OpenAI SDK
     written = read_action(action)
-    message: AssistantMessage = {"role": "assistant", "content": written.text}
+    silent = isinstance(action, Mapping) and action.get("content") is None
+    message: AssistantMessage = {"role": "assistant", "content": None if silent else printable(written.text)}
     if written.calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": str(call.arguments or "")}}
+            {"id": call.id, "type": "function", "function": {"name": printable(call.name), "arguments": _json_text(call.arguments)}}
             for call in written.calls
         ]
     return message
+
+
+def _json_text(arguments: Any) -> str:
+    """Return a call's arguments as text: as the model wrote them, or as JSON where the endpoint has read them already."""
+    if arguments is None:
+        return ""
+    if isinstance(arguments, str):
+        return printable(arguments)
+    try:
+        return printable(json.dumps(arguments, ensure_ascii=False, default=str))
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, or an object that holds itself
+        return printable(repr(arguments))

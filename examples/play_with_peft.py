@@ -1,6 +1,6 @@
 """Play an environment with a trained adapter in plain transformers and PEFT: no vLLM, no engine, nothing of the training run but its adapter.
 
-    python examples/play_with_peft.py runs/Lookup-v0-seed0/checkpoints/step-0010 --n 50
+    python examples/play_with_peft.py runs/Lookup-v0-seed0/checkpoints/step-0010 --env topics=2 --n 50
 
 It shows two things: that what `art-gym train` leaves behind loads anywhere, and that an agent is one small class.
 """
@@ -88,15 +88,17 @@ def parse(text: str) -> AssistantMessage:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("adapter", type=Path, help="a checkpoint folder of a run")
-    parser.add_argument("--env", default="art_gym/Lookup-v0")
+    parser.add_argument("--env-id", default="art_gym/Lookup-v0")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=NUMBER", help="an argument of the environment; may be repeated")
     parser.add_argument("--model", default="smollm2-135m", help="the base model that the adapter was trained on")
     parser.add_argument("--n", type=int, default=50, help="how many scenarios of the test split")
     arguments = parser.parse_args()
 
     agent = PeftAgent(resolve(arguments.model), arguments.adapter)
-    env = cast("art_gym.ToolEnv", art_gym.make(arguments.env).unwrapped)
+    kwargs = {key: int(value) for key, _, value in (pair.partition("=") for pair in arguments.env)}
+    env = cast("art_gym.ToolEnv", art_gym.make(arguments.env_id, **kwargs).unwrapped)
     scenarios = list(islice(env.scenarios("test"), arguments.n))
-    runner = Runner(arguments.env, agent, concurrency=32, turn_timeout=600.0, episode_timeout=3600.0)
+    runner = Runner(arguments.env_id, agent, env_kwargs=kwargs, concurrency=32, turn_timeout=600.0, episode_timeout=3600.0)
     with show_progress("playing", len(scenarios)) as progress:
         episodes = [group.episodes[0] for group in runner.collect(scenarios, progress=progress)]
     successes = sum(episode.success for episode in episodes)

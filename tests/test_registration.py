@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from art_gym import ToolEnv, UsageError, env_ids, make, register, tool
+from art_gym import MissingExtra, ToolEnv, UsageError, env_ids, make, register, tool
 
 GUESS = "art_gym_envs.guess_number:GuessNumber"
 
@@ -32,8 +34,24 @@ class Picky(ToolEnv):
         super().__init__()
 
 
+class Down(ToolEnv):
+    def __init__(self) -> None:
+        raise RuntimeError("db\ndown")
+
+
+class Silent(ToolEnv):
+    def __init__(self) -> None:
+        raise KeyError
+
+
+class NeedsExtra(ToolEnv):
+    def __init__(self) -> None:
+        raise MissingExtra("the map", extra="maps", package="maps")
+
+
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
+    importlib.import_module("art_gym_envs")  # which registers once: what a test registers is forgotten after it
     before = dict(gymnasium.registry)
     yield
     gymnasium.registry.clear()
@@ -98,14 +116,43 @@ def test_specs_survive_json() -> None:
         ("art_gym/Lookup-v0", {"people": 99}, "people must be an integer from 1 to 32, got 99"),
         ("art_gym/GuessNumber-v0", {"low": 9, "high": 3}, "low must not be above high, got low=9 and high=3"),
         ("art_gym/GuessNumber-v0", {"low": "a"}, "low must be an integer, got 'a'"),
-        ("art_gym/GuessNumber-v0", {"render_mode": "rgb"}, "render_mode must be one of ansi, human"),
+        ("art_gym/GuessNumber-v0", {"render_mode": "rgb"}, "render_mode must be one of ansi, human, not 'rgb'$"),
+        ("art_gym/Lookup-v0", {"render_mode": 3}, "render_mode must be one of ansi, human, not 3$"),
+        (".foo:art_gym/Lookup-v0", {}, "can't import '.foo' for '.foo:art_gym/Lookup-v0': .*write package:namespace/Name-v0"),
+        ("..:art_gym/Lookup-v0", {}, "can't import '..' for"),
+        (
+            "tests/Down-v0",
+            {},
+            r"^tests/Down-v0 can't be made with {}: its constructor raised RuntimeError: db down at .*test_registration\.py:\d+; ",
+        ),
+        ("tests/Silent-v0", {}, "its constructor raised KeyError at "),
+        ("tests/NoEnv-v0", {}, "can't be made with {}: The environment must inherit from the gymnasium.Env class"),
+        ("tests/NoEntry-v0", {}, "its entry point 'collections:OrderedDict:x' can't be loaded"),
+        ("tests/BrokenModule-v0", {}, "its entry point 'broken_module:Env' can't be loaded: RuntimeError: two lines"),
+        ("broken_module:tests/X-v0", {}, "can't import 'broken_module' for 'broken_module:tests/X-v0': RuntimeError: two lines"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*render_mode")
-def test_what_cannot_be_made(env_id: str, options: Any, text: str) -> None:
+@pytest.mark.filterwarnings("error")
+def test_what_cannot_be_made(
+    env_id: str, options: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_module.py").write_text("raise RuntimeError('two\\nlines')")
+    monkeypatch.syspath_prepend(tmp_path)
+    gymnasium.register("tests/Down-v0", entry_point=Down)
+    gymnasium.register("tests/Silent-v0", entry_point=Silent)
+    gymnasium.register("tests/NoEnv-v0", entry_point=dict)
+    gymnasium.register("tests/NoEntry-v0", entry_point="collections:OrderedDict:x")
+    gymnasium.register("tests/BrokenModule-v0", entry_point="broken_module:Env")
     with pytest.raises(UsageError, match=text) as caught:
         make(env_id, **options)
     assert "\n" not in str(caught.value)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_missing_extra_stays_what_it_is() -> None:
+    gymnasium.register("tests/Extra-v0", entry_point=NeedsExtra)
+    with pytest.raises(MissingExtra, match=r"^the map needs the package 'maps'"):
+        make("tests/Extra-v0")
 
 
 def test_an_entry_point_that_is_gone_is_named() -> None:

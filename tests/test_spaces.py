@@ -219,6 +219,11 @@ class Colour(enum.IntEnum):
     BLUE = 2
 
 
+class Suit(enum.Enum):
+    HEARTS = "hearts"
+    SPADES = "spades"
+
+
 class Cat(BaseModel):
     kind: Literal["cat"]
     lives: Annotated[int, Field(ge=1, le=9)]
@@ -284,6 +289,14 @@ TYPES: list[Any] = [
     Annotated[dict[str, bool], Field(min_length=2)],
     dict[Annotated[str, StringConstraints(pattern="^k[0-9]$")], int],
     dict[str, list[dict[str, float | None]]],
+    Annotated[dict[int, str], Field(min_length=2)],
+    Annotated[dict[Literal["a", "b"], int], Field(min_length=1)],
+    Annotated[dict[Literal["a"] | Annotated[str, Field(min_length=9)], int], Field(min_length=1)],
+    Annotated[dict[int | Literal["all"], int], Field(min_length=2)],
+    Annotated[dict[datetime.date, int], Field(min_length=1)],
+    Annotated[dict[Suit, int], Field(min_length=1)],
+    Annotated[dict[Any, int], Field(min_length=1)],
+    dict[int, dict[int, Chain]],
     Cat,
     Annotated[Cat | Dog, Field(discriminator="kind")],
     Tree,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import datetime
 import enum
+import functools
 import json
 import pickle
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Optional
@@ -24,6 +27,10 @@ from art_gym.tools import result_content
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
 
 
 class Person(BaseModel):
@@ -133,6 +140,14 @@ def test_a_description_in_the_annotation_wins() -> None:
         (Optional[int], {"anyOf": [{"type": "integer"}, {"type": "null"}]}),  # noqa: UP045  the spelling is what is tested
         (int | str, {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
         (dict[str, int], {"additionalProperties": {"type": "integer"}, "type": "object"}),
+        (
+            dict[Annotated[str, Field(pattern="^k")], int],
+            {"additionalProperties": False, "patternProperties": {"^k": {"type": "integer"}}, "type": "object"},
+        ),
+        (
+            dict[int, str],
+            {"additionalProperties": {"type": "string"}, "propertyNames": {"pattern": "^(0|-?[1-9][0-9]*)$"}, "type": "object"},
+        ),
         (list[int], {"items": {"type": "integer"}, "type": "array"}),
         (datetime.date, {"format": "date", "type": "string"}),
         (Annotated[str, Field(max_length=5, pattern="^a")], {"maxLength": 5, "pattern": "^a", "type": "string"}),
@@ -156,6 +171,7 @@ def test_types_and_constraints_are_kept(annotation: Any, schema: dict[str, Any])
         (Optional[int], "null", None),  # noqa: UP045
         (int | str, '"7"', "7"),
         (dict[str, int], '{"k": 1}', {"k": 1}),
+        (dict[int, str], '{"-7": "a"}', {-7: "a"}),
         (set[int], "[1, 1, 2]", {1, 2}),
         (tuple[int, str], '[1, "x"]', (1, "x")),
         (datetime.date, '"2024-02-29"', datetime.date(2024, 2, 29)),
@@ -218,8 +234,27 @@ def test_an_unannotated_parameter_takes_anything() -> None:
 
 @pytest.mark.parametrize(
     ("annotation", "text"),
-    [(bytes, "bytes can't be written in JSON"), (list[bytes], "bytes"), (type(lambda: 0), ""), (ToolEnv, "")],
-    ids=["bytes", "nested bytes", "function", "class"],
+    [
+        (bytes, "bytes can't be written in JSON"),
+        (list[bytes], "bytes"),
+        (type(lambda: 0), ""),
+        (ToolEnv, ""),
+        (complex, "a complex number can't be written in JSON: take two floats"),
+        (dict[float, str], r"a mapping's keys are text in JSON.*take dict\[str, …\]"),
+        (dict[bool, str], "a mapping's keys"),
+        (dict[Decimal, str], "a mapping's keys"),
+        (dict[tuple[int, int], str], "a mapping's keys"),
+        (dict[Literal[1, 2], str], "a mapping's keys"),
+        (dict[Literal["a", 2], str], "a mapping's keys"),
+        (dict[Size, str], "a mapping's keys"),
+        (dict[Annotated[int, Field(ge=1)], str], "a mapping's keys"),
+        (dict[str | None, str], "a mapping's keys"),
+        (list[dict[float, str]], "a mapping's keys"),
+        (Mapping[float, str], "a mapping's keys"),
+        (OrderedDict[float, str], "a mapping's keys"),
+        (Counter[float], "a mapping's keys"),
+    ],
+    ids=str,
 )
 def test_what_json_cannot_carry_is_refused_when_the_tool_is_made(annotation: Any, text: str) -> None:
     def use(x: Any) -> None: ...
@@ -432,6 +467,95 @@ def test_a_tool_that_would_hide_an_attribute_is_refused_when_the_class_is_define
 
     with pytest.raises(TypeError, match=rf"Env\.{name}: a tool would hide .*@tool\(name=\"{name}\"\)"):
         type("Env", (ToolEnv,), {name: method})
+
+
+def test_a_tool_without_self_is_refused_when_the_class_is_defined() -> None:
+    with pytest.raises(
+        TypeError, match=r"Env\.t: a tool's first parameter must be 'self': write def t\(self\), or put @staticmethod under @tool"
+    ):
+
+        class Env(ToolEnv):
+            @tool
+            def t() -> None: ...  # type: ignore[misc]
+
+    with pytest.raises(TypeError, match=r"Env2\.t: .* write def t\(self, number, word\)"):
+
+        class Env2(ToolEnv):
+            @tool
+            def t(number: int, word: str) -> None: ...  # type: ignore[misc]  # noqa: N805  what is tested
+
+    with pytest.raises(TypeError, match=r"Env3\.t: .* must be 'self'"):
+
+        class Env3(ToolEnv):
+            @tool
+            def t(*, number: int) -> None: ...  # type: ignore[misc]
+
+    with pytest.raises(TypeError, match=r"Env4\.t: a tool's first parameter must be 'cls': write def t\(cls\)"):
+
+        class Env4(ToolEnv):
+            @tool
+            @classmethod
+            def t() -> None: ...  # type: ignore[misc]
+
+
+def test_what_stands_for_self_may_be_spelled_otherwise() -> None:
+    def plain(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    class Env(ToolEnv):
+        @tool
+        def unused(_self) -> str:  # noqa: N805  what is tested
+            return "a"
+
+        @tool
+        @classmethod
+        def of_class(cls) -> str:
+            return cls.__name__
+
+        @tool
+        @plain
+        def wrapped(self, number: int) -> int:
+            return number
+
+    env = Env()
+    env.reset(seed=0)
+    assert [env.step(action)[0][0]["content"] for action in (call("unused"), call("of_class"), call("wrapped", number=3))] == ["a", "Env", "3"]
+
+
+@pytest.mark.parametrize("kind", [property, functools.cached_property])
+def test_a_property_is_no_tool(kind: Any) -> None:
+    def look(self: Any) -> str:
+        return "a room"
+
+    with pytest.raises(TypeError, match=rf"Env\.look: a tool is called and a {kind.__name__} is read: remove @{kind.__name__}"):
+        type("Env", (ToolEnv,), {"look": kind(tool(look))})
+    with pytest.raises(TypeError, match=rf"@tool marks a method, and 'look' is a {kind.__name__}: remove @{kind.__name__}"):
+        tool(kind(look))
+
+
+@pytest.mark.parametrize(
+    ("marked", "text"),
+    [("look", r"write @tool\(name='look'\)"), (Person, "not 'Person', which is of type 'class'"), (3, "not 3, which is of type 'int'")],
+    ids=str,
+)
+def test_what_is_no_method_is_no_tool(marked: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        tool(marked)
+    with pytest.raises(TypeError, match="@tool marks a method"):
+        tool(name="a")(marked)
+
+
+def test_an_async_generator_is_no_tool() -> None:
+    with pytest.raises(TypeError, match=r"Env\.watch: an async generator can't be a tool: collect what it yields in a list, and return that"):
+
+        class Env(ToolEnv):
+            @tool
+            async def watch(self) -> AsyncIterator[int]:
+                yield 1
 
 
 def test_two_tools_of_one_name_are_refused() -> None:

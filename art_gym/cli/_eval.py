@@ -19,7 +19,7 @@ from art_gym.cli.files import write_text
 from art_gym.cli.run_folder import check_writable
 from art_gym.errors import EpisodeError, UsageError
 from art_gym.rollout import Agent, show_progress
-from art_gym.scenarios import Scenario, Split
+from art_gym.scenarios import Split
 from art_gym.store import EpisodeStore
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 RESULT = "evaluation.json"
 LOG = "engine.log"
 JOURNAL = "eval"
+
+_WITHOUT_EFFECT = ("concurrency", "port")
+"""Settings that say how it is played and change nothing of the outcome, so that a resumed evaluation may have others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,11 @@ def run(settings: Settings, *, api_key: str | None, out: Path | None, resume: bo
     """Play, report, and keep the outcome in `out` if that is given.
 
     Raises:
-        UsageError: It can't be done as asked; nothing was started.
+        UsageError: It can't be done as asked, such as with more scenarios than there are; nothing was started.
         EngineError: The engine could not be started, or died.
         EpisodeError: Every episode failed, so that there is no result.
     """
-    scenarios = _scenarios(settings)
+    scenarios = preflight.take_scenarios(settings.env_id, settings.env_kwargs, settings.split, settings.n, way_out="ask for fewer with --n")
     if resume and not out:
         raise UsageError("--resume goes on with the evaluation in --out FOLDER; give both")
     if out:
@@ -103,32 +106,29 @@ def summary(result: Evaluation) -> str:
     return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
 
 
-def _scenarios(settings: Settings) -> list[Scenario]:
-    from art_gym.registration import make
-
-    env = make(settings.env_id, **settings.env_kwargs)
-    try:
-        scenarios: list[Scenario] = list(env.get_wrapper_attr("scenarios")(settings.split, settings.n))
-    finally:
-        env.close()
-    if not scenarios:
-        raise UsageError(f"{settings.env_id} has no scenarios in its {settings.split} split")
-    return scenarios
-
-
 def _check_folder(out: Path, settings: Settings, *, resume: bool) -> None:
     check_writable(out, option="--out")
     saved = out / RESULT
     if resume:
         if not saved.is_file():
             raise UsageError(f"there is no evaluation to resume in {out}; leave --resume out to start one there")
-        before = json.loads(saved.read_text(encoding="utf-8"))["settings"]
+        before = _saved_settings(saved)
         now = _plain(settings)
-        if differing := [key for key in now if now[key] != before.get(key)]:
+        if differing := [key for key in now if key not in _WITHOUT_EFFECT and now[key] != before.get(key)]:
             raise UsageError(f"the evaluation in {out} has other settings than you ask for: {', '.join(differing)}; give another --out")
     # A log alone is left where the engine could not be started.
     elif out.exists() and any(entry.name != LOG for entry in out.iterdir()):
         raise UsageError(f"{out} is not empty; give another --out, or --resume to go on with the evaluation in it")
+
+
+def _saved_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    except (ValueError, KeyError, TypeError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise UsageError(f"{path} is damaged, so that the evaluation can't be gone on with; give another --out")
+    return settings
 
 
 def _save(out: Path, settings: Settings, result: Evaluation | None) -> None:
@@ -197,10 +197,16 @@ def _agents() -> Any:
 
 def _function(name: str) -> Any:
     module, _, attribute = name.partition(":")
+    expected = "expected MODULE:FUNCTION, a function of the turn's state"
     try:
-        return getattr(import_module(module), attribute)
+        found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"--agent {name}: {error}; expected MODULE:FUNCTION, a function of the turn's state") from None
+        raise UsageError(f"--agent {name}: {error}; {expected}") from None
+    except Exception as error:  # The user's module may raise anything, and so may a name that can be none.
+        raise UsageError(f"--agent {name}: {type(error).__name__}: {error}; {expected}") from error
+    if not callable(found):
+        raise UsageError(f"--agent {name}: {name!r} is a {type(found).__name__}; {expected}")
+    return found
 
 
 def _tell(line: str) -> None:

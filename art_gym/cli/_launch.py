@@ -52,7 +52,7 @@ def configure(request: Request, *, resume: bool = False) -> tuple[RunConfig, Pat
         base = recipe(_env_id(options))
     source = str(request.config) if request.config and not options else "configuration"
     config = RunConfig.from_values(merge(base, options), source)
-    return config, folder or _default_folder(config.env.id, config.seed)
+    return config, run_folder.named(folder or _default_folder(config.env.id, config.seed))
 
 
 def run(request: Request, *, resume: bool, fresh: bool, show_config: bool) -> None:

@@ -11,19 +11,21 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
+from art_gym.cli._serving import Serving
 from art_gym.cli.config import RunConfig
 from art_gym.cli.evaluation import Evaluation, evaluate
 from art_gym.cli.files import write_text
 from art_gym.cli.live import LiveTable
-from art_gym.cli.preflight import engine_config
 from art_gym.cli.report import read_evaluations, read_metrics, write_report
-from art_gym.engine import AttachedEngine, Engine
 from art_gym.env import ToolEnv
 from art_gym.episodes import Episode, EpisodeGroup
 from art_gym.errors import UsageError
@@ -36,20 +38,20 @@ from art_gym_agents.warmstart import script_for
 from art_gym_trainers import checkpoints
 from art_gym_trainers.grpo import GRPOTrainer, grpo_config
 from art_gym_trainers.policy import load_policy, load_tokenizer
-from art_gym_trainers.publish import LoraPublisher, MergedPublisher, Probe, Publisher, prepare_weights
+from art_gym_trainers.publish import Published
 from art_gym_trainers.rows import Row, batch_rows, split_steps
-from art_gym_trainers.sequences import episode_sequences
+from art_gym_trainers.sequences import episode_sequences, require_tokens
 from art_gym_trainers.sft import episode_examples, warm_start
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase
 
-# Scenarios of the train split are dealt out in blocks, so that runs with different seeds practise on different ones.
-_SCENARIOS_PER_SEED = 100_000
+_POOL = 10_000
+"""A run practises on so many scenarios of the train split, or on all where there are fewer, in an order of its seed's own."""
 
-_PROBE_TOKENS = 256
-"""How much of a recorded episode proves a publish: enough to tell two versions apart, and a fraction of a second to score."""
+_ALARM = 0.02
+"""Nats by which sampler and trainer may differ on average before a run says so; healthy runs stay well under 0.01."""
 
 
 def run_training(config: RunConfig, folder: Path, *, model_folder: Path, live: LiveTable) -> dict[str, Evaluation]:
@@ -84,51 +86,52 @@ class _Run:
 
     def __init__(self, config: RunConfig, folder: Path, model_folder: Path, live: LiveTable, stack: ExitStack) -> None:
         self.config, self.folder, self.live = config, folder, live
-        self.model_folder = model_folder
         self.name = config.model.name.rstrip("/").rpartition("/")[2]
         self.checkpoints = folder / "checkpoints"
         self.store = stack.enter_context(EpisodeStore(folder))
         self.env_kwargs = config.env.kwargs
         live.phase("engine", "vLLM is starting")
         with ThreadPoolExecutor(1) as starter:
-            self.engine = self._engine()
+            self.serving = Serving(config, folder, model_folder, self.name, live)
+            self.engine = self.serving.engine
             stack.callback(self.engine.stop)
             started = starter.submit(self.engine.start)
-            # Loading the trainer's side takes a while too, and meanwhile the engine mostly waits for the disk.
-            self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(model_folder)
-            self.policy: PeftModel = load_policy(
-                model_folder,
-                dtype=config.model.dtype,
-                lora_rank=config.model.lora_rank,
-                lora_alpha=config.model.lora_alpha,
-                adapter=self._warm_adapter if self._warm_adapter.exists() else None,
-                seed=config.seed,
-            )
-            started.result()
-        self.agent = ChatAgent(
-            self.engine.base_url,
-            self.engine.model,
-            temperature=config.rollout.temperature,
-            max_tokens=config.rollout.max_tokens,
-            version=f"{self.name}@untrained",
-            name=self.name,
-        )
-        self._publisher: Publisher | None = None
+            try:
+                # Loading the trainer's side takes a while too, and meanwhile the engine mostly waits for the disk.
+                self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(model_folder)
+                self.policy: PeftModel = load_policy(
+                    model_folder,
+                    dtype=config.model.dtype,
+                    lora_rank=config.model.lora_rank,
+                    lora_alpha=config.model.lora_alpha,
+                    adapter=self._warm_adapter if self._warm_adapter.exists() else None,
+                    seed=config.seed,
+                )
+                started.result()
+            except BaseException:
+                # Ctrl-C, say: what is starting is stopped rather than waited for.
+                while not started.done():
+                    self.engine.stop()
+                    time.sleep(0.1)
+                raise
+        self.agent = self.serving.agent()
+        self._train_pool: list[Scenario] = []
 
     # ------------------------------------------------------------------ stages
 
     def measure_untrained(self) -> None:
         self._evaluate("untrained")
+        # A server that gives no tokens is found out here, before anything is spent on training.
+        require_tokens(episode for episode in self.store.journal("eval-untrained").latest().values() if episode.failure is None)
 
     def warm_up(self) -> None:
         """Supervised steps on scripted episodes; the adapter lies in `checkpoints/warm-start`."""
         settings = self.config.warm_start
         if not self._warm_adapter.exists():
             count = settings.steps * settings.batch_size
-            groups = self._play(
-                ScriptedAgent(script_for(self.config.env.id), name="warm-start"), self._scenarios("train", 0, count), "warm-start", group_size=1
-            )
-            with self._engine_asleep():
+            script = ScriptedAgent(script_for(self.config.env.id), name="warm-start")
+            groups = self._play(script, self._practice(0, count), "warm-start", group_size=1)
+            with self.serving.asleep():
                 warm_start(
                     self.policy,
                     self.tokenizer,
@@ -183,14 +186,16 @@ class _Run:
 
     def _batches(self, done: int) -> Iterator[list[Row]]:
         """Play a batch, hand its rows to the trainer step by step, and keep what it learned; then the next."""
-        settings = self.config.grpo
+        settings, every = self.config.grpo, self.config.evaluation.every
         published = self._publish(done)
         for batch in range(done + 1, settings.batches + 1):
+            if every and batch > 1 and (batch - 1) % every == 0:
+                self._evaluate(f"grpo@{batch - 1}")
             started = time.perf_counter()
             first = self._first_grpo_scenario + (batch - 1) * settings.groups_per_batch
             groups = self._play(
                 self.agent,
-                self._scenarios("train", first, first + settings.groups_per_batch),
+                self._practice(first, settings.groups_per_batch),
                 f"train-{batch:04d}",
                 group_size=settings.group_size,
                 detail=f"batch {batch} of {settings.batches}",
@@ -199,7 +204,7 @@ class _Run:
             kept, counts = batch_rows(groups, "group_std" if settings.advantage == "group_std" else "none")
             self.live.phase("training", f"batch {batch} of {settings.batches}")
             started = time.perf_counter()
-            with self._engine_asleep():
+            with self.serving.asleep():
                 yield from split_steps(kept, settings.steps_per_batch)
             seconds_train = time.perf_counter() - started
             row = {
@@ -219,16 +224,17 @@ class _Run:
                 "seconds_train": seconds_train,
                 "seconds_publish": published.seconds,
             }
-            if batch % settings.save_every == 0 or batch == settings.batches:
-                with checkpoints.writing(self.checkpoints, batch, {"policy": f"{self.name}@{batch}", "metrics": row}) as scratch:
-                    self._trainer.save(scratch)
-                checkpoints.prune(self.checkpoints, keep=2)
+            with checkpoints.writing(self.checkpoints, batch, {"policy": f"{self.name}@{batch}", "metrics": row}) as scratch:
+                self._trainer.save(scratch)
+            checkpoints.prune(self.checkpoints, keep=2)
             _append_line(self.folder / "metrics.jsonl", row)
             self.live.row(row)
+            if (row["logprob_difference"] or 0.0) > _ALARM:
+                self.live.note(
+                    f"warning: sampler and trainer differ by {row['logprob_difference']:.4f} nats on average (more than {_ALARM}), which "
+                    "biases the gradients; set engine.dtype and model.dtype to float32, or lower grpo.learning_rate"
+                )
             published = self._publish(batch)
-            every = self.config.evaluation.every
-            if every and batch % every == 0 and batch < settings.batches:
-                self._evaluate(f"grpo@{batch}")
 
     def _play(
         self, agent: ChatAgent | ScriptedAgent, scenarios: list[Scenario], label: str, *, group_size: int, detail: str = ""
@@ -258,7 +264,7 @@ class _Run:
         outcome = evaluate(
             self.config.env.id,
             self.agent,
-            self._scenarios(settings.split, 0, settings.n),
+            self._split(settings.split, settings.n),
             env_kwargs=self.env_kwargs,
             concurrency=rollout.concurrency,
             turn_timeout=rollout.turn_timeout,
@@ -273,84 +279,19 @@ class _Run:
         write_text(self.folder / "evaluations.json", json.dumps(evaluations, indent=2, allow_nan=False) + "\n")
         self.live.note(f"{stage.replace('_', ' ')}: {outcome}")
 
-    # --------------------------------------------------------------- the engine
+    def _publish(self, step: int) -> Published:
+        return self.serving.publish(step, self.policy, self._probe_tokens)
 
-    def _engine(self) -> Engine | AttachedEngine:
-        section = self.config.engine
-        if section.attach:
-            if self.config.grpo.publisher == "merged":
-                raise UsageError("grpo.publisher merged writes the engine's weights, which an attached engine keeps to itself; use lora")
-            self._lora = True
-            return AttachedEngine(section.attach)
-        config = engine_config(section, folder=self.model_folder, dtype=self._engine_dtype("cpu"))
-        device = config.resolved_device()
-        self._lora = self.config.grpo.publisher == "lora" or (self.config.grpo.publisher == "auto" and device == "cuda")
-        config = config.model_copy(
-            update={
-                "served_name": self.name,
-                "dtype": self._engine_dtype(device),
-                "seed": self.config.seed,
-                "max_num_seqs": self.config.rollout.concurrency,
-                "enable_lora": self._lora,
-                "max_lora_rank": self.config.model.lora_rank,
-                "enable_sleep": device == "cuda",
-            }
-        )
-        if not self._lora:
-            # The engine reads a folder of the run's own, which each publish writes over. A run that goes on publishes before it plays.
-            weights = self.folder / "weights"
-            prepare_weights(self.model_folder, weights, config.dtype)
-            config = config.model_copy(update={"model": str(weights)})
-        return Engine(config, log=self.folder / "engine.log", progress=lambda line: self.live.phase("engine", line))
-
-    def _engine_dtype(self, device: str) -> str:
-        if self.config.engine.dtype != "auto":
-            return self.config.engine.dtype
-        # Merged into bfloat16, most of a small update is rounded away.
-        return "float32" if device == "cpu" else self.config.model.dtype
-
-    @contextmanager
-    def _engine_asleep(self) -> Iterator[None]:
-        """On one shared GPU the engine gives its memory back while the trainer works."""
-        shared = isinstance(self.engine, Engine) and self.engine.config.resolved_device() == "cuda"
-        if shared:
-            self.engine.sleep()
-        try:
-            yield
-        finally:
-            if shared:
-                self.engine.wake()
-
-    def _publish(self, step: int) -> Any:
-        """Put the policy into the engine as version `step`, prove it, and let the agent play it."""
-        self.live.phase("publish", f"version {step}")
-        if self._publisher is None:
-            probe = self._probe()
-            if self._lora:
-                self._publisher = LoraPublisher(self.policy, self.engine, self.folder / "adapters", self.name, probe)
-            else:
-                dtype = self.engine.config.dtype if isinstance(self.engine, Engine) else "float32"
-                self._publisher = MergedPublisher(self.policy, self.engine, self.folder / "weights", self.engine.model, probe, dtype)
-        published = self._publisher.publish(step)
-        self.agent.model, self.agent.version = published.model, published.version
-        return published
-
-    def _probe(self) -> Probe:
-        """A run of tokens on the policy's own ground: a scripted episode, or one of the untrained model's where there was no warm start."""
-        token_ids: list[int] = []
+    @cached_property
+    def _probe_tokens(self) -> list[int]:
+        """Tokens on the policy's own ground: a scripted episode, or one of the untrained model's where there was no warm start."""
         if self.config.warm_start.enabled:
-            episodes = list(islice(self.store.journal("warm-start").read(), 1))
-            token_ids = episode_examples(episodes, self.tokenizer)[0]["input_ids"]
-        else:
-            for episode in self.store.journal("eval-untrained").read():
-                if episode.failure is None and (sequences := episode_sequences(episode)) and len(sequences[0]) > 1:
-                    token_ids = sequences[0].token_ids
-                    break
-            else:
-                raise UsageError("no episode of the untrained model finished, so that nothing can be published; its failures are in episodes/")
-        # In bfloat16 rare tokens are off by several hundredths of a nat.
-        exact = self.config.model.dtype == "float32" and self._engine_dtype("cpu") == "float32"
-        return Probe(token_ids[:_PROBE_TOKENS], tolerance=0.01 if exact else 0.15)
+            scripted = next(episode for episode in self.store.journal("warm-start").read() if episode.failure is None and episode.turns)
+            return episode_examples([scripted], self.tokenizer)[0]["input_ids"]
+        for episode in self.store.journal("eval-untrained").read():
+            if episode.failure is None and (sequences := episode_sequences(episode)) and len(sequences[0]) > 1:
+                return sequences[0].token_ids
+        raise UsageError("no episode of the untrained model finished, so that nothing can be published; its failures are in episodes/")
 
     # --------------------------------------------------------------- scenarios
 
@@ -362,17 +303,24 @@ class _Run:
     def _first_grpo_scenario(self) -> int:
         return self.config.warm_start.steps * self.config.warm_start.batch_size
 
-    def _scenarios(self, split: Split, start: int, stop: int) -> list[Scenario]:
-        # Held-out scenarios are the same for every seed; those practised on are not.
-        offset = self.config.seed * _SCENARIOS_PER_SEED if split == "train" else 0
+    def _practice(self, first: int, count: int) -> list[Scenario]:
+        """Scenarios number `first` and following of the seed's own order of the train split; begun again where it ends."""
+        if not self._train_pool:
+            self._train_pool = self._split("train", _POOL)
+        size = len(self._train_pool)
+        chosen = []
+        for number in range(first, first + count):
+            lap, place = divmod(number, size)
+            order = np.random.default_rng([self.config.seed, lap]).permutation(size)
+            chosen.append(self._train_pool[order[place]])
+        return chosen
+
+    def _split(self, split: Split, most: int) -> list[Scenario]:
         env = make(self.config.env.id, **self.env_kwargs)
         try:
-            found = list(islice(cast("ToolEnv", env.unwrapped).scenarios(split), offset + start, offset + stop))
+            return list(islice(cast("ToolEnv", env.unwrapped).scenarios(split), most))
         finally:
             env.close()
-        if len(found) < stop - start:
-            raise UsageError(f"{self.config.env.id} has only {offset + len(found)} scenarios in its {split} split; {offset + stop} are needed")
-        return found
 
     def _reconcile_metrics(self, saved: checkpoints.Checkpoint | None) -> None:
         """Make `metrics.jsonl` end where the checkpoint does: rows after it will be made again, a row lost by a kill is in its manifest."""

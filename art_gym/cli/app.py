@@ -5,7 +5,9 @@ What a command does lies in the modules beside this one.
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +20,9 @@ from art_gym.scenarios import Split
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells give it."""
+
+TRACEBACK = "ART_GYM_TRACEBACK"
+"""The environment variable that asks for the traceback of an unexpected error."""
 
 app = typer.Typer(
     name="art-gym",
@@ -44,10 +49,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 1, lines=True)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
+    except OSError as error:
+        _show_traceback(error)
+        reason = error.strerror or str(error) or type(error).__name__
+        return _fail(f"{error.filename}: {reason}" if error.filename else reason, 1)
+    except Exception as error:  # noqa: BLE001  what nobody expected is a bug, and has no other place left to be told in one line
+        _show_traceback(error)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+        return _fail(f"internal error: {what}; with {TRACEBACK}=1 the traceback is shown", 1)
     # Commands return nothing; typer returns the code of an explicit exit, and 130 after Ctrl-C.
     if code == INTERRUPTED:
         return _fail("interrupted", code)
     return code if isinstance(code, int) else 0
+
+
+def _show_traceback(error: Exception) -> None:
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
 
 
 def _fail(text: str, code: int, *, lines: bool = False) -> int:

@@ -50,7 +50,7 @@ class ModelSection(Section):
     """The alias smollm2-135m, a local folder, or a hub id."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of the base weights in the trainer; the adapter itself is always in float32."""
-    lora_rank: PositiveInt = 16
+    lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the LoRA matrices."""
     lora_alpha: PositiveInt = 32
     """The adapter's scale is lora_alpha / lora_rank."""
@@ -61,6 +61,10 @@ class EngineSection(Section):
 
     attach: str | None = None
     """Base URL of a running server, such as http://127.0.0.1:8000/v1; nothing is launched then."""
+    model: str | None = None
+    """Name under which the attached server serves the model; needed only where it serves several."""
+    api_key_env: str | None = None
+    """Environment variable that holds the attached server's API key, which itself is never saved."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the launched server runs; auto looks for an NVIDIA GPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -73,10 +77,20 @@ class EngineSection(Section):
     """Memory for the server's key-value cache on the CPU, in GiB."""
     gpu_memory_utilization: float = Field(default=0.45, gt=0, le=1)
     """Share of the GPU's memory that the server may take; the trainer needs the rest."""
-    max_model_len: PositiveInt = 2048
+    max_model_len: int = Field(default=2048, ge=16)
     """Longest conversation in tokens, prompt and reply together."""
+    tool_parser: str = "hermes"
+    """The launched vLLM's parser for tool calls; it must suit what the model writes."""
     start_timeout: PositiveFloat = 300.0
     """Seconds until the server must be healthy."""
+
+    @model_validator(mode="after")
+    def _attached_only(self) -> Self:
+        if self.attach is None and self.model is not None:
+            raise ValueError("model is the name that an attached server serves; without attach give model.name instead")
+        if self.attach is None and self.api_key_env is not None:
+            raise ValueError("api_key_env is for an attached server; give attach too, or leave it out")
+        return self
 
 
 class RolloutSection(Section):
@@ -119,7 +133,7 @@ class GRPOSection(Section):
     group_size: int = Field(default=8, ge=2)
     """Episodes of each scenario; they are compared with one another."""
     steps_per_batch: PositiveInt = 8
-    """Optimiser steps on one batch, each on an equal share of its groups."""
+    """Optimiser steps on one batch; its groups are dealt out to them as evenly as can be."""
     learning_rate: PositiveFloat = 1e-4
     """Learning rate, constant."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -138,13 +152,11 @@ class GRPOSection(Section):
     """Most tokens, padding included, in one forward and backward pass; it bounds the memory."""
     publisher: Literal["auto", "lora", "merged"] = "auto"
     """How a new policy reaches the engine: as a LoRA adapter, as merged weights, or what suits the device."""
-    save_every: PositiveInt = 1
-    """Batches between checkpoints."""
 
     @model_validator(mode="after")
     def _steps_have_groups(self) -> Self:
-        if self.groups_per_batch % self.steps_per_batch:
-            raise ValueError(f"steps_per_batch ({self.steps_per_batch}) must divide groups_per_batch ({self.groups_per_batch})")
+        if self.steps_per_batch > self.groups_per_batch:
+            raise ValueError(f"steps_per_batch ({self.steps_per_batch}) must be at most groups_per_batch ({self.groups_per_batch})")
         return self
 
 
@@ -176,6 +188,12 @@ class RunConfig(Section):
     def _replies_fit(self) -> Self:
         if self.rollout.max_tokens >= self.engine.max_model_len:
             raise ValueError(f"rollout.max_tokens ({self.rollout.max_tokens}) must be below engine.max_model_len ({self.engine.max_model_len})")
+        return self
+
+    @model_validator(mode="after")
+    def _attached_weights_stay(self) -> Self:
+        if self.engine.attach is not None and self.grpo.publisher == "merged":
+            raise ValueError("grpo.publisher merged writes the engine's weights, which an attached engine keeps to itself; use lora")
         return self
 
     @classmethod
@@ -220,6 +238,8 @@ class RunConfig(Section):
 def recipe(env_id: str) -> dict[str, Any]:
     """Give the bundled settings that were tuned for an environment; only its id where there are none.
 
+    The id may have the package that registers it in front, as in "package:namespace/Name-v0".
+
     >>> recipe("somewhere/Else-v0")
     {'env': {'id': 'somewhere/Else-v0'}}
     """
@@ -227,6 +247,7 @@ def recipe(env_id: str) -> dict[str, Any]:
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if file.name.endswith(".yaml"):
             values: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-            if values["env"]["id"] == env_id:
+            if values["env"]["id"] == env_id.rpartition(":")[2]:
+                values["env"]["id"] = env_id
                 return values
     return {"env": {"id": env_id}}

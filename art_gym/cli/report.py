@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from art_gym._version import __version__
@@ -18,7 +19,7 @@ from art_gym.cli.config import RunConfig
 from art_gym.cli.evaluation import Evaluation
 from art_gym.cli.files import replacing, write_text
 from art_gym.cli.live import COLUMNS, cell, clock
-from art_gym.errors import MissingExtra
+from art_gym.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,13 +31,16 @@ SECONDS: Mapping[str, str] = {
     "seconds_rollout": "rollouts",
     "seconds_train": "training",
     "seconds_publish": "publishing",
-    "seconds_evaluate": "evaluation",
 }
 """Keys of a step's phases in `metrics.jsonl`, and what they are called."""
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of `metrics.jsonl` in order; empty if there is none. A last line that a kill tore is left out."""
+    """Read the rows of `metrics.jsonl` in order; empty if there is none. A last line that a kill tore is left out.
+
+    Raises:
+        UsageError: Another line is no JSON.
+    """
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -47,26 +51,34 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
             if number < len(lines):
-                raise ValueError(f"{folder / 'metrics.jsonl'}: line {number} isn't JSON") from None
+                raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: line {number} isn't JSON; mend or remove it") from None
     return rows
 
 
 def read_evaluations(folder: Path) -> dict[str, Evaluation]:
-    """Read `evaluations.json`; empty if there is none."""
+    """Read `evaluations.json`; empty if there is none.
+
+    Raises:
+        UsageError: It holds something else.
+    """
+    path = folder / "evaluations.json"
     try:
-        data = json.loads((folder / "evaluations.json").read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {key: Evaluation.from_dict(value) for key, value in data.items()}
     except FileNotFoundError:
         return {}
-    return {key: Evaluation.from_dict(value) for key, value in data.items()}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise UsageError(f"{path} is damaged; remove it, and the run measures anew what its journals don't hold") from None
 
 
 def before_after_table(evaluations: Mapping[str, Evaluation]) -> Table:
-    """Build the table that a run ends with."""
-    table = Table(title="Success on held-out scenarios", title_justify="left")
-    for heading in ("policy", "success", "95% interval", "of", "reward", "turns", "invalid calls", "failed"):
+    """Build the table that a run ends with; it fits a screen of 80 columns."""
+    counts = " or ".join(sorted({str(result.n) for result in evaluations.values()}))
+    table = Table(title=f"Success on {counts} held-out scenarios", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("policy", "success", "95% interval", "reward", "turns", "invalid", "failed"):
         table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
-    for row in _before_after_rows(evaluations):
-        table.add_row(*row)
+    for policy, success, interval, _, *rest in _before_after_rows(evaluations):
+        table.add_row(policy, success, interval, *rest)
     return table
 
 
@@ -176,7 +188,7 @@ def _sampler_against_trainer(steps: Sequence[Mapping[str, Any]], config: RunConf
 
 def _where_the_time_went(steps: Sequence[Mapping[str, Any]], evaluations: Mapping[str, Evaluation]) -> list[str]:
     totals = {name: sum(row.get(key) or 0.0 for row in steps) for key, name in SECONDS.items()}
-    totals["evaluation"] += sum(result.seconds for result in evaluations.values())
+    totals["evaluation"] = sum(result.seconds for result in evaluations.values())
     rows = [[name, clock(seconds)] for name, seconds in totals.items() if seconds]
     return ["## Where the time went", _markdown_table(("phase", "min:s"), rows)] if rows else []
 

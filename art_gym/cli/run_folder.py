@@ -6,6 +6,7 @@ A run folder is one that holds `config.yaml`. One process at a time works in it.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ CONFIG = "config.yaml"
 _LOCK = ".lock"
 _RESULTS = ("episodes", "checkpoints", "metrics.jsonl", "evaluations.json")
 """What a run can't make again for nothing; a log or a copy of the weights isn't worth keeping."""
+
+
+def named(folder: Path) -> Path:
+    """Give the folder a name of its own: "." has none that an old run could be moved to, and would follow the folder when it is moved."""
+    return folder if folder.name not in ("", "..") else folder.resolve()
 
 
 def saved_config(folder: Path) -> RunConfig:
@@ -48,7 +54,7 @@ def check(folder: Path, config: RunConfig, *, resume: bool, fresh: bool) -> None
                 "resume it without changing them, or give another --run-dir"
             )
         return
-    if not folder.exists() or not any(folder.iterdir()):
+    if _is_empty(folder):
         return
     if not (folder / CONFIG).is_file():
         raise UsageError(f"{folder} is not empty and not the folder of a run; give another --run-dir")
@@ -85,37 +91,46 @@ def claim(folder: Path, config: RunConfig, *, resume: bool, fresh: bool) -> Iter
     Raises:
         UsageError: Another process works in the folder, or what `check` refuses.
     """
+    folder = named(folder)
     check(folder, config, resume=resume, fresh=fresh)
     existed = folder.exists()
     old: Path | None = None
-    if fresh and existed and any(folder.iterdir()):
+    if fresh and not _is_empty(folder):
         with _locked(folder):
             old = _unused_name(folder)
             folder.rename(old)
         existed = False
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with _locked(folder):
+    with _locked(folder):
+        # Again, since another process may have come and gone between the look and the lock.
+        check(folder, config, resume=resume, fresh=False)
+        try:
             if not resume:
                 config.save(folder / CONFIG)
             yield
-    except UsageError:
-        if not resume and not _has_results(folder):
-            _undo(folder, existed=existed, old=old)
-        raise
+        except UsageError:
+            # While the lock is held: what lies in the folder is this process's own.
+            if not resume and not _has_results(folder):
+                _undo(folder, existed=existed, old=old)
+            raise
 
 
 def _undo(folder: Path, *, existed: bool, old: Path | None) -> None:
-    if existed:
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-    else:
-        shutil.rmtree(folder)
+    # The lock's file goes last, so that nobody else begins in between.
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == _LOCK):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    if not existed:
+        folder.rmdir()
     if old:
         old.rename(folder)
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing is there; the lock of a process that was killed before it wrote anything is nothing."""
+    return not folder.exists() or all(entry.name == _LOCK for entry in folder.iterdir())
 
 
 def _has_results(folder: Path) -> bool:
@@ -131,10 +146,19 @@ def _unused_name(folder: Path) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    busy = UsageError(f"another process is working in {folder}; wait for it, or give another --run-dir")
+    path = folder / _LOCK
+    try:
+        file = path.open("w")
+    except FileNotFoundError:  # It moved the folder or undid its run a moment ago.
+        raise busy from None
     # The kernel releases the lock when this process ends, however it ends.
-    with (folder / _LOCK).open("w") as file:
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another process is working in {folder}; wait for it, or give another --run-dir") from None
+            ours = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            ours = False
+        if not ours:
+            raise busy
         yield

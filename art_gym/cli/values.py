@@ -1,6 +1,6 @@
 """Plain nested values and the models that validate them: reading, overriding, and saying in one line what is wrong.
 
-Nothing here knows a setting by name; `art_gym.cli.config` does.
+Nothing here knows a setting by name, but for the examples in errors; `art_gym.cli.config` does.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from art_gym.errors import UsageError
+
+_EXAMPLES = {"--set": "grpo.batches=12", "--env": "people=4"}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def parse_assignments(assignments: Iterable[str], option: str = "--set") -> dict[str, Any]:
+def parse_assignments(assignments: Iterable[str], option: Literal["--set", "--env"] = "--set") -> dict[str, Any]:
     """Turn `a.b=value` texts into nested values; each value is read as YAML.
 
     >>> parse_assignments(["grpo.batches=12", "grpo.learning_rate=1e-4", "model.name=smollm2-135m"])
@@ -53,7 +55,7 @@ def parse_assignments(assignments: Iterable[str], option: str = "--set") -> dict
         key, equals, text = assignment.partition("=")
         *parents, name = key.strip().split(".")
         if not equals or not name or not all(parents):
-            raise UsageError(f"{option} {assignment!r}: expected KEY=VALUE, such as {option} grpo.batches=12")
+            raise UsageError(f"{option} {assignment!r}: expected KEY=VALUE, such as {option} {_EXAMPLES[option]}")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:

@@ -36,12 +36,13 @@ def request(
     Raises:
         StatusError: The answer's status isn't 2xx.
         OSError: No connection, or no answer within `timeout` seconds (TimeoutError).
+        UsageError: The address or the key can't be one.
     """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"'{url}' is no HTTP address; expected something like http://127.0.0.1:8000/v1")
+    parts, host, port = _split(url)
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        raise UsageError("the API key holds characters that can't be sent, such as a line's end; correct it")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=timeout)
+    connection = kind(host, port, timeout=timeout)
     headers = {"Accept": "application/json"}
     if body is not None:
         headers["Content-Type"] = "application/json"
@@ -94,6 +95,23 @@ def persistent_request(
                 check()
                 raise EngineError(f"{url} gave no answer within {timeout:g} s: {error or type(error).__name__}") from error
         time.sleep(_RETRY_SECONDS)
+
+
+def _split(url: str) -> tuple[urllib.parse.SplitResult, str, int | None]:
+    """Take an address apart, with its host and port.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+        if parts.scheme in ("http", "https") and host:
+            host.encode("idna")  # As the look-up of the name does.
+            return parts, host, port
+    except ValueError:  # A port that is no number up to 65535, brackets that don't match, an empty part of the host's name.
+        pass
+    raise UsageError(f"'{url}' is no HTTP address; expected something like http://127.0.0.1:8000/v1")
 
 
 def _message(text: str) -> str:

@@ -37,6 +37,12 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: stop_requests.append(number))
+    # A signal is a byte in this pipe, so that waiting for the parent's word also ends when a child has.
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signals, wakeup = os.pipe()
+    for end in (signals, wakeup):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
     supervisor = os.getpid()
     try:
@@ -56,7 +62,7 @@ def main() -> int:
     try:
         while server.poll() is None and not stop_requests and os.getppid() == parent:
             # The parent's id is looked at too: a process forked from it may hold the pipe open after its death.
-            if _speaks(lifeline, wait=0.2):
+            if _speaks(lifeline, signals, wait=0.5):
                 break
             _reap(except_for=server.pid)
         if server.poll() is None:
@@ -78,19 +84,23 @@ def _die_with(supervisor: int) -> None:
         os._exit(1)
 
 
-def _speaks(lifeline: int, *, wait: float) -> bool:
-    """Whether the parent has written, or closed its end; waits up to `wait` seconds for it."""
+def _speaks(lifeline: int, signals: int, *, wait: float) -> bool:
+    """Whether the parent has written, or closed its end; waits up to `wait` seconds for it, or until a signal comes."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN | select.POLLHUP)
-    return bool(poll.poll(wait * 1000))
+    poll.register(signals, select.POLLIN)
+    ready = [descriptor for descriptor, _ in poll.poll(wait * 1000)]
+    if signals in ready:
+        os.read(signals, 4096)
+    return lifeline in ready
 
 
 def _reap(*, except_for: int) -> None:
-    """Collect the exit status of adopted processes, so that they don't stay as zombies."""
-    for child in _children().get(os.getpid(), []):
-        if child != except_for:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)
+    """Collect the exit status of adopted processes, so that they don't stay as zombies; that of the server is for who waits for it."""
+    with contextlib.suppress(ChildProcessError):
+        # Looked at and left first, since the ended child may be the server.
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != except_for:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _kill_descendants(patience: float = 10.0) -> None:

@@ -77,7 +77,7 @@ class AttachedEngine(ControlledServer):
 
 
 def _endpoint(url: str) -> str:
-    url = url.rstrip("/")
     if "://" not in url:
         url = "http://" + url
+    url = url.rstrip("/")
     return url if url.endswith("/v1") else url + "/v1"

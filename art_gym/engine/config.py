@@ -21,6 +21,10 @@ _CPU_BLOCK_SIZE = 32
 second turns 1.6 times, since more of them is cached; decoding is no slower."""
 
 
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM takes as its maximum."""
+
+
 class EngineConfig(BaseModel):
     """Options of a launched engine.
 
@@ -49,7 +53,9 @@ class EngineConfig(BaseModel):
         default="processed_logprobs", description="Which log-probabilities are given; processed are those of the distribution sampled from."
     )
     enable_lora: bool = Field(default=False, description="Accept adapters at run time. On the CPU it decodes several times slower.")
-    max_lora_rank: int = Field(default=32, ge=1, description="Largest rank of an adapter.")
+    max_lora_rank: int = Field(
+        default=32, ge=1, le=512, description="Largest rank of an adapter; vLLM reserves room for the next of its own steps."
+    )
     max_loras: int = Field(default=2, ge=1, description="How many adapters can serve at once.")
     enable_sleep: bool = Field(default=False, description="Let the engine give its GPU memory back while another process uses the GPU.")
     seed: int = Field(default=0, description="Seed of the engine's sampling.")
@@ -100,7 +106,8 @@ class EngineConfig(BaseModel):
             options["--tool-call-parser"] = self.tool_parser
             flags.append("--enable-auto-tool-choice")
         if self.enable_lora:
-            options |= {"--max-lora-rank": self.max_lora_rank, "--max-loras": self.max_loras}
+            rank = next(step for step in _LORA_RANKS if step >= self.max_lora_rank)
+            options |= {"--max-lora-rank": rank, "--max-loras": self.max_loras}
             flags.append("--enable-lora")
         cpu = self.resolved_device() == "cpu"
         block_size = self.block_size or (_CPU_BLOCK_SIZE if cpu else None)
@@ -157,7 +164,7 @@ def _is_installed(distribution: str) -> bool:
 
 
 def _inductor_cache() -> str:
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    user = re.sub(r'[\\/:*?"<>|]', "_", _user())
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
 
 
@@ -165,3 +172,11 @@ def _has_nvidia_gpu() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _user() -> str:
+    """The user's name; the number where there is none, as in a container that runs under any uid."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -250,7 +250,8 @@ class Engine(ControlledServer):
         next_beat = started + _HEARTBEAT_SECONDS
         while not ready():
             supervisor = self._supervisor
-            assert supervisor is not None
+            if supervisor is None:
+                raise EngineError(f"the inference engine was stopped while {doing}")
             if supervisor.poll() is not None:
                 raise EngineError(self._obituary(f"the inference engine died while {doing}", supervisor.returncode))
             now = time.monotonic()

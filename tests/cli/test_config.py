@@ -58,7 +58,11 @@ def test_scientific_notation_without_a_point_is_a_number():
     ("sections", "message"),
     [
         ({"grpo": {"group_size": 1}}, "grpo.group_size is 1; it must be greater than or equal to 2"),
-        ({"grpo": {"steps_per_batch": 3, "groups_per_batch": 8}}, r"grpo: steps_per_batch \(3\) must divide groups_per_batch \(8\)"),
+        ({"grpo": {"steps_per_batch": 9, "groups_per_batch": 8}}, r"grpo: steps_per_batch \(9\) must be at most groups_per_batch \(8\)"),
+        ({"engine": {"attach": "http://box"}, "grpo": {"publisher": "merged"}}, r"grpo\.publisher merged writes .* use lora"),
+        ({"engine": {"model": "m"}}, "engine: model is the name that an attached server serves; without attach give model.name"),
+        ({"engine": {"api_key_env": "KEY"}}, "engine: api_key_env is for an attached server; give attach too"),
+        ({"engine": {"max_model_len": 15}}, "engine.max_model_len is 15; it must be greater than or equal to 16"),
         ({"rollout": {"temperature": 0}}, "rollout.temperature is 0; it must be greater than 0"),
         ({"rollout": {"temperature": "nan"}}, "finite"),
         ({"evaluation": {"split": "train"}}, "it must be 'validation' or 'test'"),
@@ -72,6 +76,10 @@ def test_what_can_not_be_is_refused_in_one_line(sections, message):
     with pytest.raises(UsageError, match=message) as caught:
         config(**sections)
     assert "\n" not in str(caught.value)
+
+
+def test_steps_need_not_divide_the_groups():
+    assert config(grpo={"steps_per_batch": 3, "groups_per_batch": 8}).grpo.steps_per_batch == 3
 
 
 def test_differences_are_named_by_their_dotted_keys():
@@ -88,3 +96,9 @@ def test_every_bundled_recipe_is_valid_and_found_by_its_environment():
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         assert RunConfig.from_values(values, file.name).env.id == values["env"]["id"]
         assert recipe(values["env"]["id"]) == values
+
+
+def test_a_recipe_is_found_by_an_id_with_its_package():
+    values = recipe("art_gym_envs:art_gym/Lookup-v0")
+    assert values.pop("env") == recipe("art_gym/Lookup-v0")["env"] | {"id": "art_gym_envs:art_gym/Lookup-v0"}
+    assert values == {key: value for key, value in recipe("art_gym/Lookup-v0").items() if key != "env"}

@@ -30,6 +30,12 @@ def test_plain_lines_say_the_title_each_phase_and_each_step(console):
     assert lines(console) == ["a run", "rollout: batch 1", "step 3, reward 0.412, success 50.0%, forks 0, train s 31", "untrained: 0.0%"]
 
 
+def test_a_figure_that_a_step_has_not_is_a_dash(console):
+    with LiveTable("a run", console=console) as live:
+        live.row({"step": 3, "entropy": None, "clip_fraction": None})
+    assert lines(console)[1] == "step 3, entropy –, clipped –"
+
+
 def test_a_new_detail_of_the_same_phase_is_no_new_line(console):
     with LiveTable("a run", console=console) as live:
         live.phase("rollout", "1 of 64 episodes")

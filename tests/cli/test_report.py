@@ -115,8 +115,34 @@ def test_a_torn_last_line_is_left_out(folder):
 
 def test_a_broken_line_in_the_middle_is_an_error(folder):
     (folder / "metrics.jsonl").write_text('{"step"\n{"step": 2}\n')
-    with pytest.raises(ValueError, match="line 1 isn't JSON"):
+    with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged: line 1 isn't JSON"):
         read_metrics(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"grpo": {}}', '{"grpo": 3}'])
+def test_broken_evaluations_are_told(folder, content):
+    (folder / "evaluations.json").write_text(content)
+    with pytest.raises(UsageError, match=r"evaluations\.json is damaged"):
+        read_evaluations(folder)
+
+
+UNMEASURED = dict.fromkeys(("entropy", "kl_sampler", "clip_fraction", "logprob_difference", "loss", "gradient_norm"))
+
+
+def test_a_batch_without_a_gradient_has_dashes_and_no_part_in_the_comparison(folder):
+    rows = [json.loads(line) | {"entropy": 1.5} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[0] |= UNMEASURED
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report(folder).read_text()
+    assert "| 1 | 0.300 | 20.0% | – | – | – | – | 15 | 40 |" in text
+    assert "0.0125 at step 2, 0.0094 at step 3, largest 0.0125 at step 2" in text
+
+
+def test_a_run_in_which_no_batch_had_a_gradient_has_a_report(folder):
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward": 0.0, "success_rate": 0.0} | UNMEASURED) + "\n")
+    text = write_report(folder).read_text()
+    assert "Sampler against trainer" not in text
+    assert (folder / "curve.png").exists()
 
 
 def test_a_folder_without_a_run_has_no_report(tmp_path):
@@ -139,3 +165,16 @@ def test_the_table_on_the_screen_keeps_the_order_of_the_run():
     text = console.file.getvalue()
     assert text.index("untrained model") < text.index("after warm start") < text.index("grpo@5") < text.index("after GRPO")
     assert "33.5% to 46.9%" in text
+
+
+def test_the_table_fits_a_screen_of_80_columns():
+    widest = outcome(200, 0.9812, 1.0, mean_reward=-0.125, mean_turns=10.0, invalid_calls=12345, failures={"policy": 200})
+    console = Console(file=io.StringIO(), width=80)
+    console.print(before_after_table({**STAGES, "warm_start": widest}))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert "200 held-out scenarios" in text
+    headings = ("policy", "success", "95% interval", "reward", "turns", "invalid", "failed")
+    assert all(heading in text for heading in headings)
+    row = next(line for line in text.splitlines() if "after warm start" in line)
+    assert row.split() == ["after", "warm", "start", "100.0%", "98.1%", "to", "100.0%", "-0.125", "10.0", "12345", "200"]

@@ -1,13 +1,17 @@
 """Who may write into a run's folder, and that runs never mix."""
 
+import contextlib
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from art_gym.cli import run_folder
 from art_gym.cli.config import RunConfig
-from art_gym.cli.run_folder import check, check_writable, claim, saved_config
+from art_gym.cli.run_folder import check, check_writable, claim, named, saved_config
 from art_gym.errors import EngineError, UsageError
 
 
@@ -136,6 +140,77 @@ def test_another_process_in_the_folder_is_noticed(run):
     # The lock went with the process.
     with claim(run, saved_config(run), resume=True, fresh=False):
         pass
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_who_comes_second_to_a_folder_leaves_the_first_ones_files_alone(tmp_path, config, monkeypatch, fresh):
+    folder = tmp_path / "run"
+    if fresh:
+        with claim(folder, config.model_copy(update={"seed": 1}), resume=False, fresh=False):
+            (folder / "metrics.jsonl").touch()
+    checked = run_folder.check
+    with contextlib.ExitStack() as first:
+
+        def check_and_be_overtaken(*arguments, **options):
+            checked(*arguments, **options)
+            monkeypatch.setattr(run_folder, "check", checked)
+            first.enter_context(claim(folder, config, resume=False, fresh=fresh))
+            (folder / "weights").mkdir()
+
+        monkeypatch.setattr(run_folder, "check", check_and_be_overtaken)
+        with pytest.raises(UsageError, match="another process is working"), claim(folder, config, resume=False, fresh=fresh):
+            pytest.fail("two runs hold the folder")
+        assert saved_config(folder) == config
+        assert (folder / "weights").is_dir()
+        assert sorted(path.name for path in tmp_path.iterdir()) == (["run", "run.old-1"] if fresh else ["run"])
+
+
+def test_a_run_that_began_and_ended_in_between_is_not_written_over(tmp_path, config, monkeypatch):
+    checked = run_folder.check
+
+    def check_and_be_overtaken(*arguments, **options):
+        checked(*arguments, **options)
+        monkeypatch.setattr(run_folder, "check", checked)
+        with claim(tmp_path / "run", config, resume=False, fresh=False):
+            (tmp_path / "run" / "metrics.jsonl").touch()
+
+    monkeypatch.setattr(run_folder, "check", check_and_be_overtaken)
+    other = config.model_copy(update={"seed": 5})
+    with pytest.raises(UsageError, match="already holds a run"), claim(tmp_path / "run", other, resume=False, fresh=False):
+        pytest.fail("two runs in one folder")
+    assert saved_config(tmp_path / "run") == config
+
+
+def test_a_folder_that_is_undone_while_one_waits_for_it_is_not_taken(tmp_path, config, monkeypatch):
+    lock = fcntl.flock
+
+    def overtaken(*arguments):
+        # Between the opening of the lock's file and the lock, the first one fails and removes all that it made.
+        for entry in (tmp_path / "run").iterdir():
+            entry.unlink()
+        (tmp_path / "run").rmdir()
+        lock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with pytest.raises(UsageError, match="another process is working"), claim(tmp_path / "run", config, resume=False, fresh=False):
+        pytest.fail("the folder isn't there any more")
+
+
+def test_a_kill_before_the_configuration_leaves_a_folder_as_good_as_empty(tmp_path, config):
+    (tmp_path / ".lock").touch()
+    with claim(tmp_path, config, resume=False, fresh=False):
+        assert saved_config(tmp_path) == config
+
+
+def test_the_working_folder_itself_can_be_started_anew(run, config, monkeypatch):
+    monkeypatch.chdir(run)
+    assert named(Path()) == run
+    assert named(Path("..")) == run.parent
+    assert named(Path("../run")) == Path("../run")
+    with claim(named(Path()), config, resume=False, fresh=True):
+        assert saved_config(run) == config
+    assert (run.with_name("run.old-1") / "metrics.jsonl").exists()
+    assert Path(os.getcwd()) == run.with_name("run.old-1")
 
 
 def test_a_folder_below_a_file_can_not_be_made(tmp_path):

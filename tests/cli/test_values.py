@@ -79,6 +79,11 @@ def test_what_is_no_assignment_is_refused_with_an_example(assignment):
         parse_assignments([assignment])
 
 
+def test_the_example_is_one_of_the_same_option():
+    with pytest.raises(UsageError, match="--env 'topics': expected KEY=VALUE, such as --env people=4"):
+        parse_assignments(["topics"], "--env")
+
+
 def test_a_value_that_is_no_yaml_is_refused():
     with pytest.raises(UsageError, match="isn't valid YAML"):
         parse_assignments(["a=[1"])

@@ -58,6 +58,10 @@ class Fake:
         """Whether all processes end within the time, leaving the last `but` out."""
         return wait_until(lambda: not any(alive(pid) for pid in self.pids[: 3 - but]), seconds)
 
+    def collected(self, index: int, seconds: float = 5.0) -> bool:
+        """Whether nothing is left of a process within the time, not even a zombie."""
+        return wait_until(lambda: not Path(f"/proc/{self.pids[index]}").exists(), seconds)
+
 
 @pytest.fixture
 def fake(tmp_path: Path):

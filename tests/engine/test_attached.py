@@ -62,6 +62,14 @@ def test_a_server_of_another_kind_is_told(endpoint):
         AttachedEngine(endpoint.url).start()
 
 
-def test_another_scheme_is_told():
+@pytest.mark.parametrize("url", ["ftp://box/v1", "http://box:abc", "http://box:70000", "http://[::1", "http://", "http://a..b", ""])
+def test_what_is_no_address_is_told(url):
     with pytest.raises(UsageError, match="is no HTTP address"):
-        AttachedEngine("ftp://box/v1").start()
+        AttachedEngine(url).start()
+
+
+@pytest.mark.parametrize("key", ["secret\n", "schlüssel"])
+def test_a_key_that_can_not_be_sent_is_told_and_not_shown(endpoint, key):
+    with pytest.raises(UsageError, match="the API key holds characters that can't be sent") as caught:
+        AttachedEngine(endpoint.url, api_key=key).start()
+    assert key not in str(caught.value)

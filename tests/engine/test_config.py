@@ -100,3 +100,9 @@ def test_wrong_options_are_refused(wrong):
 
 def test_every_option_is_described():
     assert all(field.description for field in EngineConfig.model_fields.values())
+
+
+@pytest.mark.parametrize(("rank", "reserved"), [(1, "1"), (4, "8"), (16, "16"), (33, "64"), (512, "512")])
+def test_the_largest_rank_is_rounded_up_to_one_that_vllm_takes(rank, reserved):
+    command = EngineConfig(model="m", device="cpu", enable_lora=True, max_lora_rank=rank).command(8000)
+    assert command[command.index("--max-lora-rank") + 1] == reserved

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +102,24 @@ def test_the_death_of_the_supervisor_ends_the_server(fake):
     with pytest.raises(EngineError, match="its supervisor was ended by SIGKILL"):
         engine.check()
     assert fake.all_gone(2, but=1)  # what left the server's session can't be found without the supervisor
+
+
+def test_an_idle_supervisor_sleeps(fake):
+    engine = fake.engine().start()
+
+    def wakings() -> int:
+        status = Path(f"/proc/{engine._supervisor.pid}/status").read_text()
+        return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)[1])
+
+    before = wakings()
+    time.sleep(1.2)
+    assert wakings() - before <= 3
+
+
+def test_processes_that_lost_their_parent_leave_no_zombie(fake):
+    fake.engine().start()
+    os.kill(fake.pids[2], signal.SIGKILL)
+    assert fake.collected(2)
 
 
 def test_check_before_start_says_so(fake):

@@ -21,6 +21,7 @@ def test_the_latest_whole_checkpoint_is_found(tmp_path: Path) -> None:
     for step in (9, 10, 2):
         write(tmp_path, step)
     (tmp_path / ".step-0011.part").mkdir()
+    (tmp_path / "step-0012.bak").mkdir()
     found = checkpoints.latest(tmp_path)
     assert found is not None
     assert (found.step, found.folder.name, dict(found.details)) == (10, "step-0010", {"policy": "m@10"})

@@ -120,6 +120,12 @@ def test_the_figures_are_means_by_token(policy: Any, tiny_model: Path, tmp_path:
     assert figures["kl_sampler"] == pytest.approx(sum(kl) / len(kl), rel=1e-4)
 
 
+def test_without_a_step_there_are_no_figures_rather_than_zeros(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
+    figures = trainer_of(policy, tiny_model, tmp_path).take_statistics().to_dict()
+    assert figures.pop("optimiser_steps") == 0
+    assert set(figures.values()) == {None}
+
+
 def test_training_ends_with_the_rows_and_asks_for_each_step_only_after_the_one_before(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
     seen: list[list[float]] = []
     probe = list(range(20, 40))

@@ -42,6 +42,9 @@ class FolderEngine:
         self.unloaded.append(name)
         del self.adapters[name]
 
+    def models(self) -> list[str]:
+        return ["base", *self.adapters]
+
     def prompt_logprobs(self, token_ids: list[int], model: str | None = None) -> list[float]:
         return token_logprobs(self.adapters[model] if model else self.model, token_ids)
 
@@ -85,6 +88,23 @@ def test_an_engine_that_goes_on_answering_with_the_version_before_is_caught(poli
     disturb(policy)
     with pytest.raises(EngineError, match="version before tiny@1"):
         publisher.publish(1)
+
+
+def test_a_stale_engine_is_caught_although_the_step_was_small(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    prepare_weights(tiny_model, weights)
+    publisher = MergedPublisher(policy, FolderEngine(weights, stale=True), weights, "tiny", Probe(PROBE))
+    publisher.publish(0)
+    disturb(policy, std=0.02)
+    with pytest.raises(EngineError, match="version before tiny@1"):
+        publisher.publish(1)
+
+
+def test_an_adapter_that_a_stopped_run_left_in_the_engine_is_replaced(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
+    engine = FolderEngine(tiny_model)
+    LoraPublisher(policy, engine, tmp_path / "first", "tiny", Probe(PROBE)).publish(0)
+    disturb(policy)
+    assert LoraPublisher(policy, engine, tmp_path / "second", "tiny", Probe(PROBE)).publish(0).difference < 1e-5
 
 
 def test_an_engine_with_other_weights_is_caught_at_the_first_publish(policy: Any, tiny_model: Path, tmp_path: Path) -> None:

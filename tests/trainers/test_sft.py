@@ -52,6 +52,20 @@ def test_the_loss_falls_on_the_scripts_own_episodes(tiny_model: Path, tmp_path: 
     assert last < losses[0]
 
 
+def test_the_first_loss_is_the_mean_over_what_the_assistant_says(tiny_model: Path, tmp_path: Path) -> None:
+    policy = load_policy(tiny_model, dtype="float32")
+    tokenizer = load_tokenizer(tiny_model)
+    episodes = scripted_episodes(2)
+    terms = []
+    for example in episode_examples(episodes, tokenizer):
+        with torch.no_grad():
+            scores = torch.log_softmax(policy(input_ids=torch.tensor([example["input_ids"]])).logits[0], -1)
+        terms += [-scores[place - 1, label].item() for place, label in enumerate(example["labels"]) if label != -100]
+    losses: list[float] = []
+    warm_start(policy, tokenizer, episodes, output_dir=tmp_path, batch_size=2, on_step=lambda step, steps, loss: losses.append(loss))
+    assert losses == [pytest.approx(sum(terms) / len(terms), abs=1e-4)]
+
+
 def test_nothing_to_learn_from_is_an_error_before_training(tiny_model: Path, tmp_path: Path) -> None:
     failed = Episode("e", "x", Scenario("s", 0), failure=Failure("environment", "boom"))
     with pytest.raises(UsageError, match="no scripted episode finished"):

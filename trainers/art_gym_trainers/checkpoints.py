@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from art_gym.errors import UsageError
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _PREFIX = "step-"
+_NAME = re.compile(r"step-\d{4,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def latest(parent: Path) -> Checkpoint | None:
     Raises:
         UsageError: Its manifest is of another format, or contradicts its name.
     """
-    folders = sorted(parent.glob(f"{_PREFIX}[0-9]*"), key=lambda folder: int(folder.name.removeprefix(_PREFIX)))
+    folders = _folders(parent)
     if not folders:
         return None
     folder = folders[-1]
@@ -83,8 +85,13 @@ def latest(parent: Path) -> Checkpoint | None:
 
 def prune(parent: Path, keep: int) -> None:
     """Remove all but the `keep` latest checkpoints."""
-    for folder in sorted(parent.glob(f"{_PREFIX}[0-9]*"), key=lambda folder: int(folder.name.removeprefix(_PREFIX)))[:-keep]:
+    for folder in _folders(parent)[:-keep]:
         shutil.rmtree(folder)
+
+
+def _folders(parent: Path) -> list[Path]:
+    """The checkpoint folders in the order of their steps; what else lies there, a copy of one say, is none of ours."""
+    return sorted((path for path in parent.glob(f"{_PREFIX}*") if _NAME.fullmatch(path.name)), key=lambda path: int(path.name[len(_PREFIX) :]))
 
 
 def _sync(path: Path) -> None:

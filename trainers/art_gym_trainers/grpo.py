@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,18 +105,23 @@ class BatchStatistics:
     first_step_difference_sum: float = 0.0
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
-    seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, float]:
-        """Means by token; `logprob_difference` is of the first optimiser step alone, where trainer and sampler hold the same weights."""
-        tokens = max(self.tokens, 1)
+    def to_dict(self) -> dict[str, float | None]:
+        """Means by token; None where nothing was trained.
+
+        `logprob_difference` is of the first optimiser step alone, where trainer and sampler hold the same weights.
+        """
+        if not self.tokens:
+            means = ("loss", "gradient_norm", "entropy", "kl_sampler", "clip_fraction", "logprob_difference")
+            return {**dict.fromkeys(means), "optimiser_steps": self.steps}
+        tokens = self.tokens
         return {
             "loss": _mean(self.losses),
             "gradient_norm": _mean(self.gradient_norms),
             "entropy": self.entropy_sum / tokens,
             "kl_sampler": self.kl_sum / tokens,
             "clip_fraction": self.clipped / tokens,
-            "logprob_difference": self.first_step_difference_sum / max(self.first_step_tokens, 1),
+            "logprob_difference": self.first_step_difference_sum / self.first_step_tokens,
             "optimiser_steps": self.steps,
         }
 
@@ -175,7 +179,6 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """One optimiser step's gradients, however many micro-batches it takes: the sum doesn't depend on how the rows are cut."""
-        started = time.perf_counter()
         model.train()
         rows: list[Row] = inputs["rows"]
         sampled = sum(sum(row.sequence.sampled) for row in rows)
@@ -191,7 +194,6 @@ class GRPOTrainer(trl.GRPOTrainer):
         self._step += 1
         self._statistics.steps += 1
         self._statistics.losses.append(float(total))
-        self._statistics.seconds += time.perf_counter() - started
         return total
 
     def save(self, folder: Path) -> None:
@@ -288,6 +290,6 @@ def _no_reward(**_: Any) -> list[float]:
     raise AssertionError("rewards come with the episodes; TRL must not ask for them")
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: list[float]) -> float | None:
     finite = [value for value in values if math.isfinite(value)]
-    return math.fsum(finite) / len(finite) if finite else 0.0
+    return math.fsum(finite) / len(finite) if finite else None

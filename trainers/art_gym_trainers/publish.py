@@ -36,6 +36,8 @@ class PublishingEngine(Protocol):
 
     def unload_adapter(self, name: str) -> None: ...
 
+    def models(self) -> list[str]: ...
+
     def prompt_logprobs(self, token_ids: list[int], model: str | None = None) -> list[float]: ...
 
 
@@ -70,13 +72,15 @@ class Probe:
         tolerance: Largest mean absolute difference in nats that passes.
     """
 
-    # Versions whose own log-probabilities differ by less than this can't be told apart through bfloat16.
+    # A version that differs from the one before by more than float noise can't give bit for bit the same answers.
+    _CHANGED = 1e-4
+    # Versions that differ by less than this can't be told apart by their distances through bfloat16.
     _DISTINCT = 0.01
 
     def __init__(self, token_ids: Sequence[int], tolerance: float = 0.05) -> None:
         self.token_ids = list(token_ids)
         self.tolerance = tolerance
-        self._previous: list[float] | None = None
+        self._previous: tuple[list[float], list[float]] | None = None
 
     def check(self, model: torch.nn.Module, engine: PublishingEngine, engine_model: str | None, version: str) -> float:
         """Return the mean absolute difference.
@@ -87,9 +91,14 @@ class Probe:
         expected = token_logprobs(model, self.token_ids)
         actual = engine.prompt_logprobs(self.token_ids, engine_model)
         difference = _distance(actual, expected)
-        previous, self._previous = self._previous, expected
-        if previous is not None and _distance(previous, expected) > self._DISTINCT and _distance(actual, previous) < difference:
-            raise EngineError(f"the engine still answers with the version before {version}: the publish did not take effect")
+        previous, self._previous = self._previous, (expected, actual)
+        if previous is not None:
+            old_expected, old_actual = previous
+            changed = _distance(old_expected, expected)
+            same_answers = changed > self._CHANGED and actual == old_actual
+            nearer_to_old = changed > self._DISTINCT and _distance(actual, old_expected) < difference
+            if same_answers or nearer_to_old:
+                raise EngineError(f"the engine still answers with the version before {version}: the publish did not take effect")
         if not difference <= self.tolerance:  # so that NaN fails
             raise EngineError(
                 f"publish of {version} not proven: on a probe of {len(self.token_ids)} tokens the engine's log-probabilities differ from "
@@ -143,6 +152,9 @@ class LoraPublisher:
         version = f"{self.name}@{step}"
         path = self.folder / version
         self.model.save_pretrained(path)
+        if version in self.engine.models():
+            # An attached server keeps the adapters of a run that was stopped, and refuses a name twice.
+            self.engine.unload_adapter(version)
         self.engine.load_adapter(version, path)
         difference = self.probe.check(self.model, self.engine, version, version)
         if self._current is not None and self._current != version:
