@@ -137,8 +137,11 @@ def test_scratch_files_are_removed(fake, tmp_path, monkeypatch):
 
 
 PARENT = """
-    import json, os, sys, time
+    import json, os, signal, sys, time
     from art_gym.engine import Engine, EngineConfig
+    # Under nohup, or in the background of a shell, these are ignored, and this process inherited it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     engine = Engine(EngineConfig(model="fake", stop_timeout=1.0), log=sys.argv[1], command=json.loads(sys.argv[2]))
     with engine:
         if sys.argv[3] == "fork" and os.fork() == 0:
