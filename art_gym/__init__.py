@@ -1,6 +1,7 @@
 """art_gym trains LLM agents with reinforcement learning on tasks written as multi-turn Gymnasium environments."""
 
 from art_gym import _vector as _vector  # registers the spaces with Gymnasium's vector environments
+from art_gym._strict import strict_schema
 from art_gym._version import __version__
 from art_gym.env import ToolEnv
 from art_gym.episodes import Episode, EpisodeGroup, Failure, Turn, success_rate
@@ -63,6 +64,7 @@ __all__ = [
     "make",
     "register",
     "say",
+    "strict_schema",
     "success_rate",
     "tool",
 ]

@@ -6,16 +6,14 @@ wrong where something is; it never raises. What a call means is decided by `art_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 MAX_ECHO = 60
 """Characters of the model's own words that an error text repeats."""
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenCall:
+class WrittenCall(NamedTuple):
     """One tool call as written: `problem` is empty, or says why it can't be one."""
 
     id: str
@@ -24,12 +22,11 @@ class WrittenCall:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenAction:
+class WrittenAction(NamedTuple):
     """An assistant message as written: `problem` is empty, or says why it isn't one."""
 
     text: str = ""
-    calls: list[WrittenCall] = field(default_factory=list)
+    calls: Sequence[WrittenCall] = ()
     problem: str = ""
 
 
@@ -41,21 +38,33 @@ def read_action(action: Any) -> WrittenAction:
     >>> read_action({"role": "user", "content": "hi"}).problem
     "the message's role must be 'assistant'"
     """
-    if not isinstance(action, Mapping):
-        dump = getattr(action, "model_dump", None)
-        action = dump() if callable(dump) else action
-    if not isinstance(action, Mapping):
+    message = message_of(action)
+    if message is None:
         return WrittenAction(problem="the action must be an assistant message")
-    if action.get("role", "assistant") != "assistant":
+    if message.get("role", "assistant") != "assistant":
         return WrittenAction(problem="the message's role must be 'assistant'")
-    text = text_of(action.get("content"))
-    written = action.get("tool_calls")
+    text = text_of(message.get("content"))
+    written = message.get("tool_calls")
     if written is None:
         return WrittenAction(text)
     if not isinstance(written, list | tuple):
         return WrittenAction(text, problem="tool_calls must be a list of calls")
-    taken = {id_ for call in written if (id_ := _given_id(call))}
-    return WrittenAction(text, [_read_call(call, index, taken) for index, call in enumerate(written)])
+    calls = [_read_call(call) for call in written]
+    for call in calls:
+        if not call.id:
+            return WrittenAction(text, _with_ids(calls))
+    return WrittenAction(text, calls)
+
+
+def message_of(action: Any) -> Mapping[Any, Any] | None:
+    """Return the action as a mapping, whether it is one or a message object of the OpenAI SDK; None if it is neither."""
+    if _is_mapping(action):
+        return action  # type: ignore[no-any-return]  # JSON
+    try:
+        message = action.model_dump()
+    except Exception:  # noqa: BLE001  no such method, a class instead of an object, a broken object: no message, whatever the reason
+        return None
+    return message if _is_mapping(message) else None
 
 
 def text_of(content: Any) -> str:
@@ -63,7 +72,7 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list | tuple):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        texts = [part.get("text") for part in content if _is_mapping(part)]
         return "".join(text for text in texts if isinstance(text, str))
     return ""
 
@@ -75,30 +84,41 @@ def printable(text: str) -> str:
 
 def echo(text: str) -> str:
     """Quote the text for an error message, cut to a length worth reading."""
-    text = printable(text)
+    text = printable(text[: MAX_ECHO + 1])
     return f"'{text}'" if len(text) <= MAX_ECHO else f"'{text[:MAX_ECHO]}…'"
 
 
-def _given_id(call: Any) -> str:
-    id_ = call.get("id") if isinstance(call, Mapping) else None
-    return id_ if isinstance(id_, str) else ""
+def _is_mapping(value: Any) -> bool:
+    # Asking the abstract class costs ten times as much, and this is asked several times in every step.
+    return type(value) is dict or isinstance(value, Mapping)
 
 
-def _read_call(call: Any, index: int, taken: set[str]) -> WrittenCall:
-    id_ = _given_id(call)
-    if not id_:
-        id_ = f"call_{index}"
-        while id_ in taken:
-            id_ += "_"
-        taken.add(id_)
-    if not isinstance(call, Mapping):
-        return WrittenCall(id_, problem="a tool call must be an object with 'id', 'type' and 'function'")
+def _read_call(call: Any) -> WrittenCall:
+    """Read one call; its id is empty if it has none."""
+    if not _is_mapping(call):
+        return WrittenCall("", problem="a tool call must be an object with 'id', 'type' and 'function'")
+    id_ = call.get("id")
+    if not isinstance(id_, str):
+        id_ = ""
     if call.get("type", "function") not in ("function", None):
         return WrittenCall(id_, problem="a tool call's type must be 'function'")
     function = call.get("function")
-    if not isinstance(function, Mapping):
+    if not _is_mapping(function):
         return WrittenCall(id_, problem="a tool call's 'function' must be an object with 'name' and 'arguments'")
     name = function.get("name")
     if not isinstance(name, str) or not name:
         return WrittenCall(id_, problem="the call names no tool")
     return WrittenCall(id_, name, function.get("arguments"))
+
+
+def _with_ids(calls: Sequence[WrittenCall]) -> list[WrittenCall]:
+    """Give an id of their own to those calls that have none."""
+    taken = {call.id for call in calls}
+    named = []
+    for index, call in enumerate(calls):
+        id_ = call.id or f"call_{index}"
+        while not call.id and id_ in taken:
+            id_ += "_"
+        taken.add(id_)
+        named.append(call._replace(id=id_))
+    return named

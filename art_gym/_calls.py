@@ -15,20 +15,63 @@ import contextvars
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from art_gym.errors import ToolTimeout
+from art_gym.errors import ToolError, ToolTimeout
+
+T = TypeVar("T")
+
+_NEVER_AWAITABLE = frozenset({str, type(None), int, float, bool, dict, list, tuple})
+"""What nearly every tool returns; to ask `inspect` costs as much as the rest of a call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """A call that an environment wants made: `function()` takes no arguments and may be async; `timeout` is in seconds."""
 
     function: Callable[[], Any]
     what: str
     timeout: float | None = None
+
+
+def drive(transition: Generator[Call, Any, T]) -> T:
+    """Run a generator that yields the calls it needs made to its end; it is sent their results, and a `ToolError` is thrown into it.
+
+    Raises:
+        Exception: Whatever else a call raises, and what the generator does.
+    """
+    try:
+        wanted = next(transition)
+        while True:
+            try:
+                outcome = run(wanted)
+            except ToolError as error:
+                wanted = transition.throw(error)
+            else:
+                wanted = transition.send(outcome)
+    except StopIteration as end:
+        return cast("T", end.value)
+    finally:
+        transition.close()
+
+
+async def drive_async(transition: Generator[Call, Any, T], *, inline: bool) -> T:
+    """`drive` without blocking the running loop; `inline` as for `run_async`."""
+    try:
+        wanted = next(transition)
+        while True:
+            try:
+                outcome = await run_async(wanted, inline=inline)
+            except ToolError as error:
+                wanted = transition.throw(error)
+            else:
+                wanted = transition.send(outcome)
+    except StopIteration as end:
+        return cast("T", end.value)
+    finally:
+        transition.close()
 
 
 def run(call: Call) -> Any:
@@ -60,7 +103,7 @@ async def run_async(call: Call, *, inline: bool) -> Any:
         waiting = asyncio.ensure_future(call.function())
     elif inline and call.timeout is None:
         result = run_here(call)
-        if not inspect.isawaitable(result):
+        if not _is_awaitable(result):
             return result
         waiting = asyncio.ensure_future(result)
     else:
@@ -89,7 +132,11 @@ def _is_async(function: Any) -> bool:
 def _settle(call: Call) -> Any:
     """Return the call's result itself, or what it comes to if it is awaitable; block this thread until then."""
     result = run_here(call)
-    return _result(call, _in_loop(result)) if inspect.isawaitable(result) else result
+    return _result(call, _in_loop(result)) if _is_awaitable(result) else result
+
+
+def _is_awaitable(result: Any) -> bool:
+    return type(result) not in _NEVER_AWAITABLE and inspect.isawaitable(result)
 
 
 def run_here(call: Call) -> Any:

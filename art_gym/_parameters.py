@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
+import re
 from typing import Annotated, Any, NoReturn
 
 import pydantic
@@ -16,6 +18,7 @@ _INTEGER_TEXT = "^(0|-?[1-9][0-9]*)$"
 
 def parameter_field(parameter: inspect.Parameter, annotation: Any, description: str) -> tuple[Any, Any]:
     """The type and default of one parameter, as `pydantic.create_model` takes them."""
+    annotation = type(None) if annotation is None else annotation
     default = ... if parameter.default is parameter.empty else parameter.default
     own = FieldInfo.from_annotation(annotation) if default is ... else FieldInfo.from_annotated_attribute(annotation, default)
     # The alias carries the parameter's name, which as a field name could clash with pydantic's own attributes ("json", "copy", "_id").
@@ -23,33 +26,48 @@ def parameter_field(parameter: inspect.Parameter, annotation: Any, description: 
     return Annotated[annotation, extra], default
 
 
-def parameter_model(name: str, fields: dict[str, Any]) -> type[pydantic.BaseModel]:
-    """The model that validates a tool's arguments.
+def describe(name: str, fields: dict[str, tuple[Any, Any]]) -> tuple[type[pydantic.BaseModel], dict[str, Any]]:
+    """The model that validates a tool's arguments, and their JSON schema.
 
-    Raises:
-        TypeError: pydantic can't express a type.
-    """
-    config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
-    try:
-        return pydantic.create_model(name, __config__=config, **fields)
-    except pydantic.errors.PydanticUserError as error:
-        raise TypeError(f"tool '{name}': {error.message}") from error
-
-
-def parameter_schema(name: str, model: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a tool's arguments.
+    Args:
+        name: The tool's name.
+        fields: What `parameter_field` returned, by field name.
 
     Raises:
         TypeError: A type can't be written in JSON.
     """
     try:
-        schema = model.model_json_schema(schema_generator=_JsonSchema)
-    except pydantic.errors.PydanticUserError as error:
-        raise TypeError(f"tool '{name}': {error.message}") from error
-    except TypeError as error:
-        raise TypeError(f"tool '{name}': {error}") from error
+        return _describe(name, fields)
+    except (pydantic.errors.PydanticUserError, TypeError) as error:
+        raise TypeError(f"tool '{name}': {_culprit(name, fields)}{_reason(error)}") from error
+
+
+def _describe(name: str, fields: dict[str, Any]) -> tuple[type[pydantic.BaseModel], dict[str, Any]]:
+    config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model: type[pydantic.BaseModel] = pydantic.create_model(name, __config__=config, **fields)
+    schema = model.model_json_schema(schema_generator=_JsonSchema)
     order = ("type", "properties", "required", "additionalProperties", "$defs")
-    return {key: schema[key] for key in order if key in schema}
+    return model, {key: schema[key] for key in order if key in schema}
+
+
+def _culprit(name: str, fields: dict[str, tuple[Any, Any]]) -> str:
+    """Name the first parameter that can't be described even by itself."""
+    for key, (annotation, default) in fields.items():
+        try:
+            _describe(name, {key: (annotation, default)})
+        except (pydantic.errors.PydanticUserError, TypeError):
+            return f"parameter '{annotation.__metadata__[-1].alias}': "
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, pydantic.errors.PydanticUserError):
+        return str(error)
+    if error.code not in ("schema-for-unknown-type", "invalid-for-json-schema"):
+        return error.message.partition("\n")[0]
+    unknown = re.search(r"pydantic-core schema for (.*?)\. Set|core_schema\.(\w+?)Schema", error.message)
+    what = (unknown[1] or unknown[2]) if unknown else "its type"
+    return f"{what} has no JSON form: take what JSON can carry (text, numbers, lists, a model), and build it in the tool"
 
 
 class _JsonSchema(GenerateJsonSchema):
@@ -70,6 +88,18 @@ class _JsonSchema(GenerateJsonSchema):
 
     def complex_schema(self, schema: Any) -> NoReturn:
         raise TypeError("a complex number can't be written in JSON: take two floats, its real and imaginary part")
+
+    def is_subclass_schema(self, schema: Any) -> NoReturn:
+        raise TypeError("a class can't be written in JSON: take a Literal of names")
+
+    def literal_schema(self, schema: Any) -> dict[str, Any]:
+        for member in schema["expected"]:
+            if isinstance(member, enum.Enum) and not isinstance(member, str | int):
+                raise TypeError(
+                    f"a Literal of {member} can't be read back from JSON, as its enum isn't one of str or int: "
+                    "take the enum itself, or a Literal of its values"
+                )
+        return super().literal_schema(schema)
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
         return self._with_names(super().dict_schema(schema), schema)
@@ -114,6 +144,10 @@ class _JsonSchema(GenerateJsonSchema):
             "a mapping's keys are text in JSON, and only str, int without limits, and enums and Literals of text can be read back "
             "from it: take dict[str, …], or a list of pairs"
         )
+
+    def generator_schema(self, schema: Any) -> NoReturn:
+        # Pydantic checks its items only while the tool reads them, when it is too late to tell the model.
+        raise TypeError("an Iterable can't be checked before the tool runs: take a list or a Sequence")
 
     def bytes_schema(self, schema: Any) -> NoReturn:
         raise TypeError("bytes can't be written in JSON: take a str, and decode it")

@@ -1,18 +1,22 @@
-"""Random strings that match a pattern, drawn from the parse tree of Python's own regular-expression parser.
+"""Patterns of schemas: compiled as pydantic and JSON schema read them, and random strings that match them.
 
-Assertions that look around are left to chance: a string is drawn without them, and tried again until the whole pattern matches.
+Strings are drawn from the parse tree of Python's own regular-expression parser. Assertions that look around are left to chance: a string is
+drawn without them, and tried again until the whole pattern matches.
 """
 
 from __future__ import annotations
 
+import re
 import string
+import sys
+import unicodedata
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import groupby
 from re import _parser  # type: ignore[attr-defined]  # no public parser exists; hypothesis reads the same one
 from typing import Any
 
 import numpy as np
-
-from art_gym._schema import pattern as compiled
 
 _TRIES = 500
 _REPEATS = 6
@@ -27,21 +31,79 @@ _CLASSES: dict[str, Callable[[str], bool]] = {
 }
 
 
-def random_match(pattern: str, rng: np.random.Generator) -> str:
+@lru_cache(maxsize=256)
+def pattern(text: str) -> re.Pattern[str]:
+    r"""Compile a pattern of a schema. Where Python's syntax is another than that of pydantic (Rust) and JSON schema (ECMA), theirs counts.
+
+    >>> bool(pattern(r"^\p{Lu}+$").search("ÄB")), bool(pattern("a$").search("a\n"))
+    (True, False)
+
+    Raises:
+        ValueError: Python can't read it.
+    """
+    try:
+        return re.compile(_in_python(text))
+    except re.error as error:
+        raise ValueError(f"the pattern {text!r} can't be read: {error}") from None
+
+
+def random_match(text: str, rng: np.random.Generator) -> str:
     r"""Draw a random string in which the pattern is found.
 
     >>> len(random_match(r"^[A-Z]\d{2}$", np.random.default_rng(0)))
     3
 
     Raises:
-        ValueError: None was found in a bounded number of tries.
+        ValueError: None was found in a bounded number of tries, or Python can't read the pattern.
     """
-    tree = _parser.parse(pattern)
+    compiled = pattern(text)
+    tree = _parser.parse(compiled.pattern)
     for _ in range(_TRIES):
-        text = _draw(tree, rng, {})
-        if compiled(pattern).search(text):
-            return text
-    raise ValueError(f"no string found that matches the pattern {pattern!r}")
+        drawn = _draw(tree, rng, {})
+        if compiled.search(drawn):
+            return drawn
+    raise ValueError(f"no string found that matches the pattern {text!r}")
+
+
+_TOKEN = re.compile(r"\\[pP](?:\{(\^?)(\w+)\}|(\w))|\\.|\(\?<(?=\w)|[\[\]$]", re.DOTALL)
+
+
+def _in_python(text: str) -> str:
+    r"""Write a pattern as Python reads it: `$` and `\z` are the text's very end, `\p{…}` a class by Unicode category, `(?<name>…)` a group."""
+    multiline = re.search(r"\(\?[a-z]*m", text) is not None
+    inside = False
+
+    def translate(match: re.Match[str]) -> str:
+        nonlocal inside
+        token = match[0]
+        if token[:2] in ("\\p", "\\P"):
+            characters = _category(match[2] or match[3], (token[1] == "P") != bool(match[1]))
+            return characters if inside else f"[{characters}]"
+        if token in ("[", "]"):
+            inside = token == "["
+        elif token == "(?<" and not inside:
+            return "(?P<"
+        elif token == "\\z" or (token == "$" and not inside and not multiline):
+            return r"\Z"
+        return token
+
+    return _TOKEN.sub(translate, text)
+
+
+@lru_cache(maxsize=32)
+def _category(name: str, negated: bool) -> str:
+    """The characters of a general category such as "L" or "Nd", as the ranges of a character class.
+
+    Raises:
+        re.error: There is no such category.
+    """
+    # Surrogates are no characters.
+    known = [(code, unicodedata.category(chr(code))) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    chosen = [code for code, category in known if category.startswith(name) != negated]
+    if not chosen or len(chosen) == len(known):
+        raise re.error(f"unknown category {name!r}")
+    ranges = [list(run) for _, run in groupby(enumerate(chosen), key=lambda item: item[1] - item[0])]
+    return "".join(f"\\U{run[0][1]:08x}-\\U{run[-1][1]:08x}" for run in ranges)
 
 
 def _draw(tree: Any, rng: np.random.Generator, groups: dict[int, str]) -> str:

@@ -6,6 +6,7 @@ and never a wrong value.
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from collections.abc import Callable, Mapping
@@ -160,6 +161,8 @@ def _number(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth:
 def _string(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth: int) -> str:
     if "pattern" in schema:
         return random_match(schema["pattern"], rng)
+    if schema.get("contentMediaType") == "application/json" and "contentSchema" in schema:
+        return json.dumps(sample(schema["contentSchema"], root, rng, depth + 1))
     made = _FORMATS.get(schema.get("format", ""))
     if made is not None:
         return made(rng)

@@ -1,16 +1,17 @@
 """JSON schema in the small: whether a JSON value conforms to a schema, and how two values compare.
 
-It covers what pydantic generates (draft 2020-12 without `if`, `dependent…` and `unevaluated…`). Formats are not checked, as the draft says.
+It covers what pydantic generates (draft 2020-12 without `if`, `dependent…` and `unevaluated…`). Formats are not checked, as the draft says; nor
+are patterns that Python can't read.
 The validator that counts is pydantic's, in `art_gym.tools`; this one lets spaces work with plain schemas.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
+
+from art_gym._regex import pattern as pattern  # noqa: PLC0414  part of what this module offers
 
 Schema = Mapping[str, Any] | bool
 
@@ -94,10 +95,12 @@ def unique(values: Sequence[Any]) -> bool:
     return not any(same(value, other) for index, value in enumerate(values) for other in values[:index])
 
 
-@lru_cache(maxsize=256)
-def pattern(text: str) -> re.Pattern[str]:
-    """Compile a pattern of a schema; ECMA and Rust patterns read the same in Python where pydantic generates them."""
-    return re.compile(text)
+def matches(value: str, text: str) -> bool:
+    """Whether the pattern `text` is found in the value; a pattern that Python can't read is found in any."""
+    try:
+        return pattern(text).search(value) is not None
+    except ValueError:
+        return True
 
 
 def is_multiple(value: float, step: float) -> bool:
@@ -122,7 +125,7 @@ def _string_conforms(value: str, schema: Mapping[str, Any]) -> bool:
     return (
         len(value) >= schema.get("minLength", 0)
         and len(value) <= schema.get("maxLength", len(value))
-        and ("pattern" not in schema or pattern(schema["pattern"]).search(value) is not None)
+        and ("pattern" not in schema or matches(value, schema["pattern"]))
     )
 
 
@@ -149,7 +152,7 @@ def _object_conforms(value: dict[str, Any], schema: Mapping[str, Any], root: Map
     names = schema.get("propertyNames", True)
     for name, item in value.items():
         parts = [properties[name]] if name in properties else []
-        parts += [part for text, part in by_pattern.items() if pattern(text).search(name)]
+        parts += [part for text, part in by_pattern.items() if matches(name, text)]
         if not all(conforms(item, part, root) for part in parts or [others]) or not conforms(name, names, root):
             return False
     return True

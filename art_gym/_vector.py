@@ -1,7 +1,8 @@
-"""How Gymnasium's vector environments handle the spaces of art_gym.
+"""How Gymnasium's vector environments and space utilities handle the spaces of art_gym.
 
 Gymnasium batches custom spaces as tuples already; what it lacks for them is observation mode "different" and shared memory, which is the
-default of `AsyncVectorEnv`, so that without this `gymnasium.make_vec(id, vectorization_mode="async")` would fail.
+default of `AsyncVectorEnv`, so that without this `gymnasium.make_vec(id, vectorization_mode="async")` would fail. Neither space can be
+flattened to an array; flattening a space that holds one leaves it as it is.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from multiprocessing.heap import BufferWrapper
 from typing import Any, cast
 
 from gymnasium import Space, spaces
-from gymnasium.spaces.utils import is_space_dtype_shape_equiv
-from gymnasium.vector.utils import batch_differing_spaces
+from gymnasium.spaces.utils import flatten, flatten_space, is_space_dtype_shape_equiv, unflatten
+from gymnasium.vector.utils import batch_differing_spaces, create_empty_array
 from gymnasium.vector.utils.shared_memory import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
-from art_gym.messages import Observation
+from art_gym.messages import AssistantMessage, Observation
 from art_gym.spaces import ChatSpace, ToolCallSpace
 
 SLOT_BYTES = 16 * 2**20
@@ -97,9 +98,33 @@ def _is_equivalent(space_1: Space[Any], space_2: Space[Any]) -> bool:
 
 
 def _batch_differing(differing: Sequence[Space[Any]]) -> spaces.Tuple[Any]:
-    return spaces.Tuple([deepcopy(space) for space in differing], seed=deepcopy(differing[0].np_random))
+    batched = spaces.Tuple([deepcopy(space) for space in differing], seed=deepcopy(differing[0].np_random))
+    # Each its own seed, as `batch_space` does, or all would draw the same.
+    batched.seed([int(seed) for seed in deepcopy(differing[0].np_random).integers(0, 10**8, size=len(differing))])
+    return batched
+
+
+@create_empty_array.register(ChatSpace)
+def _no_observations(space: ChatSpace, n: int = 1, fn: Any = None) -> tuple[Observation, ...]:
+    return ((),) * n
+
+
+@create_empty_array.register(ToolCallSpace)
+def _no_actions(space: ToolCallSpace, n: int = 1, fn: Any = None) -> tuple[AssistantMessage, ...]:
+    return tuple({"role": "assistant", "content": ""} for _ in range(n))
+
+
+def _unchanged(space: Space[Any], x: Any) -> Any:
+    return x
+
+
+def _itself(space: Space[Any]) -> Space[Any]:
+    return space
 
 
 for _space in (ChatSpace, ToolCallSpace):
     # Gymnasium dispatches on the type of the first space, and passes the list: no signature that a type checker accepts.
     batch_differing_spaces.register(cast("Any", _space), _batch_differing)
+    flatten_space.register(_space, cast("Any", _itself))
+    flatten.register(_space, _unchanged)
+    unflatten.register(_space, _unchanged)

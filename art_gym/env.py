@@ -1,33 +1,37 @@
 """ToolEnv: a Gymnasium environment whose observations are chat messages and whose actions are assistant messages.
 
-It owns the episode's rules: what is answered, what counts, when it ends. Reading an action is `art_gym._actions`' part, checking arguments
-`art_gym.tools`', running a call `art_gym._calls`'.
+It owns the episode's rules: what is answered, what counts, when it ends. Around it, each in a module of its own: what an episode opens with
+(`art_gym._prompt`), which tools there are (`art_gym._toolbox`), reading an action (`art_gym._actions`), checking arguments (`art_gym.tools`),
+running a call (`art_gym._calls`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import inspect
 import itertools
 import math
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from string import Template
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import gymnasium
 from gymnasium.error import ResetNeeded
 
 from art_gym import _calls
-from art_gym._actions import WrittenCall, echo, printable, read_action
-from art_gym._render import print_messages, render_text
+from art_gym._actions import WrittenCall, printable, read_action
+from art_gym._figures import finite, with_reward
+from art_gym._prompt import first_messages, kind, system_messages
+from art_gym._render import Line, lines_of, print_lines, render_text
+from art_gym._results import result_content
+from art_gym._toolbox import class_tools, given_tools, names_of, refuse_hidden, unknown_tool
 from art_gym.errors import ToolError
 from art_gym.messages import AssistantMessage, Message, Observation, ToolSchema
 from art_gym.scenarios import SPLITS, Scenario, Split
-from art_gym.spaces import ChatSpace, ToolCallSpace, is_message
-from art_gym.tools import Tool, derive_tools, refuse_hidden, result_content
+from art_gym.spaces import ChatSpace, ToolCallSpace
+from art_gym.tools import Tool
 
 StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
 
@@ -36,7 +40,7 @@ _Phase = Literal["not initialised", "not reset", "starting", "running", "over", 
 _NOT_STATE = frozenset({"action_space", "observation_space", "spec", "render_mode", "_tools"})
 """Attributes that belong to the instance and not to its episode: snapshots leave them out."""
 
-_INSTANCE_ATTRIBUTES = frozenset({"action_space", "observation_space", "_tools", "_metrics", "_rewards", "_transcript"})
+_INSTANCE_ATTRIBUTES = frozenset({"action_space", "observation_space", "_tools", "_functions", "_metrics", "_rewards", "_transcript"})
 """Attributes that only instances have; the class has the others that a tool must not hide."""
 
 
@@ -63,18 +67,21 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
     ('It opens.', 1.0, True, {'success': 1.0})
 
     Attributes:
-        instructions: The system message, or a method that returns it (called after `start`); "" for none.
+        instructions: The system message: text, as it is; a `string.Template` whose names are filled in from the environment's attributes; or a
+            method that returns either. Read after `start`; "" for none.
         max_turns: Actions after which an unfinished episode is truncated; None for no limit.
         max_parallel_calls: Tool calls of one message that are executed; those beyond are answered, not executed. None for no limit.
+        reward_range: The least and the greatest reward that one step may give. A promise that `art_gym.testing` checks, not `step`.
         instant: Whether every tool returns at once (no I/O, no sleeping), so that a runner may step the environment on its event loop.
         options: The options of the last reset.
         turn: Actions taken since the last reset.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012  as gymnasium.Env declares it
-    instructions: str | Callable[[], str] = ""
+    instructions: str | Template | Callable[[], str | Template] = ""
     max_turns: int | None = None
     max_parallel_calls: int | None = None
+    reward_range: tuple[float, float] = (-math.inf, math.inf)
     instant: ClassVar[bool] = False
     options: Mapping[str, Any] = MappingProxyType({})
     turn: int = 0
@@ -89,30 +96,40 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         refuse_hidden(cls, ToolEnv, _INSTANCE_ATTRIBUTES)
         try:
             # The frame of the class statement: annotations may name what is defined there, as in a function.
-            cls._class_tools = derive_tools(cls, sys._getframe(1).f_locals)
+            cls._class_tools = class_tools(cls, sys._getframe(1).f_locals)
         except NameError:
             # An annotation names a class that is defined further down; the first instance tries again.
             cls._class_tools = None
 
-    def __init__(self, *, render_mode: str | None = None) -> None:
+    def __init__(self, *, render_mode: str | None = None, tools: Sequence[Callable[..., Any] | Tool] = ()) -> None:
         """Set up the spaces from the tools; subclasses with options of their own pass `render_mode` on.
 
+        Args:
+            render_mode: One of `metadata["render_modes"]`, or None.
+            tools: Functions that are tools beside the marked methods: functions, methods of other objects, objects that can be called, and
+                `Tool`s made by `Tool.from_function`. An environment with them pickles if they do. What such a method or object holds belongs to
+                the episode's state: snapshots and copies of the environment get their own.
+
         Raises:
-            ValueError: The render mode isn't one of `metadata["render_modes"]`, or a limit isn't positive.
+            ValueError: The render mode isn't one of `metadata["render_modes"]`.
+            TypeError: One of `tools` can't be a tool, or has another tool's name.
         """
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ValueError(f"render_mode must be one of {', '.join(self.metadata['render_modes'])}, not {render_mode!r}")
         cls = type(self)
         if cls.__dict__.get("_class_tools") is None:
-            cls._class_tools = derive_tools(cls)
+            cls._class_tools = class_tools(cls)
+        marked = cls._class_tools or {}
+        given = given_tools(self, tools, marked)
         self.render_mode = render_mode
         self.observation_space = ChatSpace()
-        self._tools: dict[str, Tool] = dict(cls._class_tools or {})  # by wire name
+        self._tools: dict[str, Tool] = {**marked, **given}  # by wire name
+        self._functions = {tool.name: tool.function for tool in given.values() if not tool.attribute}  # by wire name
         self.action_space = self._make_action_space()
         self._phase = "not reset"
         self._metrics: dict[str, float] = {}
         self._rewards: dict[str, float] = {}
-        self._transcript: list[Message] = []
+        self._transcript: list[Line] = []
 
     # What a task overrides.
 
@@ -132,6 +149,8 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
     def scenarios(self, split: Split, count: int | None = None) -> Iterator[Scenario]:
         """Yield the scenarios of a split: disjoint between splits, the same in every process. Endless by default, from seeds of their own.
+
+        An environment whose tasks are the rows of a data set overrides it with `art_gym.scenarios.from_rows`.
 
         Args:
             split: "train", "validation" or "test".
@@ -174,12 +193,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
             RuntimeError: No episode is running.
         """
         self._check_running(f"reward {name!r}", "give it before finish, or as finish(reward=…)")
-        rewards = {**self._rewards, name: _finite(f"reward {name!r}", self._rewards.get(name, 0.0) + _finite(f"reward {name!r}", value))}
-        try:
-            math.fsum(rewards.values())
-        except OverflowError:
-            raise ValueError(f"reward {name!r}: this action's rewards must add up to a finite number, not {rewards}") from None
-        self._rewards = rewards
+        self._rewards = with_reward(self._rewards, name, value)
 
     def metric(self, name: str, value: float) -> None:
         """Report a figure of the episode that isn't reward; a later value replaces an earlier one.
@@ -187,9 +201,9 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         Raises:
             ValueError: The value isn't finite.
         """
-        self._metrics[name] = _finite(f"metric {name!r}", value)
+        self._metrics[name] = finite(f"metric {name!r}", value)
 
-    def constrain(self, tool: str, **annotations: Any) -> None:
+    def constrain(self, tool: str, /, **annotations: Any) -> None:
         """Give parameters of one of this instance's tools other types: `self.constrain("guess", number=Annotated[int, Field(le=high)])`.
 
         Schema, validation and action space follow. Belongs into `__init__`, after `super().__init__()`.
@@ -199,7 +213,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
             TypeError: It has no such parameter.
         """
         if tool not in self._tools:
-            raise ValueError(f"unknown tool {tool!r}; {self._names()}")
+            raise ValueError(unknown_tool(tool, self._tools))
         self._tools[tool] = self._tools[tool].constrained(annotations)
         self.action_space = self._make_action_space()
 
@@ -224,15 +238,9 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         self.turn = 0
         self._metrics, self._rewards, self._transcript = {}, {}, []
         self._phase = "starting"
-        opening = self._opening(_calls.run_here(_calls.Call(self.start, "start")))
-        instructions = self.instructions
-        if callable(instructions):
-            instructions = _calls.run_here(_calls.Call(instructions, "instructions"))
-        if not isinstance(instructions, str | None):
-            raise TypeError(f"{type(self).__name__}.instructions must be text, not {_kind(instructions)}")
+        opening = first_messages(self)
+        messages = system_messages(self) + opening
         self._phase = "running"
-        system: list[Message] = [{"role": "system", "content": printable(instructions)}] if instructions else []
-        messages = system + opening
         return self._shown(messages), self._info(invalid_calls=0, tool_errors=0, truncation="")
 
     def step(self, action: AssistantMessage) -> StepResult:
@@ -253,33 +261,11 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
             ToolTimeout: A tool ran past its limit. Make a new environment: the call may still be changing this one.
             Exception: Whatever a tool raises besides `ToolError`: a bug of the environment.
         """
-        with contextlib.closing(self._transition(action)) as transition:
-            try:
-                wanted = next(transition)
-                while True:
-                    try:
-                        outcome = _calls.run(wanted)
-                    except ToolError as error:
-                        wanted = transition.throw(error)
-                    else:
-                        wanted = transition.send(outcome)
-            except StopIteration as end:
-                return cast("StepResult", end.value)
+        return _calls.drive(self._transition(action))
 
     async def astep(self, action: AssistantMessage) -> StepResult:
         """`step` without blocking the event loop: async tools run on it, sync ones in a thread, or in place if the environment is instant."""
-        with contextlib.closing(self._transition(action)) as transition:
-            try:
-                wanted = next(transition)
-                while True:
-                    try:
-                        outcome = await _calls.run_async(wanted, inline=self.instant)
-                    except ToolError as error:
-                        wanted = transition.throw(error)
-                    else:
-                        wanted = transition.send(outcome)
-            except StopIteration as end:
-                return cast("StepResult", end.value)
+        return await _calls.drive_async(self._transition(action), inline=self.instant)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the episode's state, as a deep copy. Environments with outside resources override this and `restore`."""
@@ -298,29 +284,6 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
     # The episode's rules.
 
-    def _opening(self, opening: Any) -> list[Message]:
-        """Return what `start` returned as messages.
-
-        Raises:
-            TypeError: It can't be read as such.
-        """
-        what = f"{type(self).__name__}.start"
-        if opening is None:
-            return []
-        if isinstance(opening, str):
-            return [{"role": "user", "content": printable(opening)}]
-        if isinstance(opening, Mapping):
-            raise TypeError(f"{what} returned one message, not a list of messages: put it in a list")
-        if not isinstance(opening, Sequence):
-            raise TypeError(f"{what} must return text, a list of messages or None, not {_kind(opening)}")
-        for index, message in enumerate(opening):
-            if not is_message(message):
-                raise TypeError(
-                    f"{what}: message {index} ({printable(repr(message))}) is no chat message: it must be a dictionary with a 'role' (system, "
-                    "developer, user, assistant or tool) and a 'content' (text or a list of content parts; for a tool, also a 'tool_call_id')"
-                )
-        return copy.deepcopy(list(opening))
-
     def _transition(self, action: Any) -> Generator[_calls.Call, Any, StepResult]:
         """One step, as a generator of the calls that it needs made; the driver sends back results, and throws in `ToolError`s."""
         if self._phase != "running":
@@ -328,8 +291,8 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         self.turn += 1
         self._rewards = {}
         written = read_action(action)
-        if self.render_mode is not None and isinstance(action, Mapping):
-            self._show([copy.deepcopy(cast("Message", action))])
+        if self.render_mode is not None:
+            self._show([action])
         messages: list[Message] = []
         invalid = errors = 0
         succeeded = False
@@ -344,13 +307,14 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
                 except ToolError as error:
                     reply = str(error)
                 if not isinstance(reply, str | None):
-                    raise TypeError(f"{type(self).__name__}.on_text must return text, not {_kind(reply)}")
+                    raise TypeError(f"{type(self).__name__}.on_text must return text, not {kind(reply)}")
                 if reply is not None or self._phase == "running":
                     messages.append({"role": "user", "content": printable(self._nudge() if reply is None else reply)})
             for index, call in enumerate(written.calls):
                 content: Any
                 try:
-                    content = yield from self._answer(call, index)
+                    prepared = self._prepare(call, index)
+                    content = prepared if isinstance(prepared, str) else result_content(call.name, (yield prepared))
                 except _Refused as refusal:
                     content, invalid = str(refusal), invalid + 1
                     self.on_invalid(content)
@@ -368,34 +332,30 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         info = self._info(invalid_calls=invalid, tool_errors=errors, truncation="max_turns" if truncated else "")
         return self._shown(messages), math.fsum(self._rewards.values()), terminated, truncated, info
 
-    def _answer(self, call: WrittenCall, index: int) -> Generator[_calls.Call, Any, Any]:
-        """Return the content of the message that answers a call.
+    def _prepare(self, call: WrittenCall, index: int) -> _calls.Call | str:
+        """Return what runs a call that the model wrote, or what answers it if nothing needs to run.
 
         Raises:
             _Refused: The call can't be executed as it is.
-            ToolError: The tool said so.
         """
         if self._ended():
             return "not executed: the episode has ended"
         if self.max_parallel_calls is not None and index >= self.max_parallel_calls:
             raise _Refused(f"not executed: a message may hold {self.max_parallel_calls} tool call{'s'[: self.max_parallel_calls != 1]} at most")
         if call.problem:
-            raise _Refused(f"{call.problem}; {self._names()}")
+            raise _Refused(f"{call.problem}; {names_of(self._tools)}")
         tool = self._tools.get(call.name)
         if tool is None:
-            raise _Refused(f"unknown tool {echo(call.name)}; {self._names()}")
+            raise _Refused(unknown_tool(call.name, self._tools))
         try:
             arguments = tool.parse(call.arguments)
         except ToolError as error:
             raise _Refused(printable(str(error))) from None
-        result = yield _calls.Call(partial(getattr(self, tool.attribute), **arguments), f"tool '{tool.name}'", tool.timeout)
-        return result_content(tool.name, result)
-
-    def _names(self) -> str:
-        return f"the tools are: {', '.join(self._tools)}" if self._tools else "there are no tools"
+        function = getattr(self, tool.attribute) if tool.attribute else self._functions[tool.name]
+        return _calls.Call(partial(function, **arguments), f"tool '{tool.name}'", tool.timeout)
 
     def _nudge(self) -> str:
-        return f"Call a tool; {self._names()}." if self._tools else "Go on."
+        return f"Call a tool; {names_of(self._tools)}." if self._tools else "Go on."
 
     def _ended(self) -> bool:
         return self._phase == "over"
@@ -418,13 +378,14 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
     def _shown(self, messages: list[Message]) -> Observation:
         if self.render_mode is not None:
-            self._show(copy.deepcopy(messages))
+            self._show(messages)
         return tuple(messages)
 
-    def _show(self, messages: list[Message]) -> None:
-        self._transcript += messages
+    def _show(self, messages: Sequence[Any]) -> None:
+        lines = [*lines_of(messages)]
+        self._transcript += lines
         if self.render_mode == "human":
-            print_messages(messages)
+            print_lines(lines)
 
     def _make_action_space(self) -> ToolCallSpace:
         return ToolCallSpace({tool.name: tool.parameters for tool in self._tools.values()})
@@ -436,19 +397,3 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
 class _Refused(Exception):
     """A call that isn't executed; the text is its answer."""
-
-
-def _finite(what: str, value: float) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"{what} must be finite, not {number}")
-    return number
-
-
-def _kind(value: Any) -> str:
-    if inspect.iscoroutine(value):
-        value.close()  # or Python warns that it was never awaited
-    return type(value).__name__

@@ -16,7 +16,7 @@ from gymnasium import Space
 
 from art_gym._arguments import read_arguments
 from art_gym._sampling import sample
-from art_gym._schema import Schema, conforms
+from art_gym._schema import Schema, conforms, same
 from art_gym.errors import ToolError
 from art_gym.messages import AssistantMessage, Message, Observation
 
@@ -157,7 +157,7 @@ class ToolCallSpace(Space[AssistantMessage]):
 
     def __eq__(self, other: object) -> bool:
         # Order counts: masks go by it.
-        return isinstance(other, ToolCallSpace) and list(self.tools.items()) == list(other.tools.items())
+        return isinstance(other, ToolCallSpace) and list(self.tools) == list(other.tools) and same(self.tools, other.tools)
 
     def __hash__(self) -> int:
         return hash(tuple(self.tools))

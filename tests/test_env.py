@@ -15,9 +15,11 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from string import Template
+from typing import Annotated, Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -25,8 +27,9 @@ import pytest
 from gymnasium.error import ResetNeeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import Field
 
-from art_gym import Scenario, ToolEnv, ToolError, ToolTimeout, _calls, call, calls, say, tool
+from art_gym import Scenario, Tool, ToolEnv, ToolError, ToolTimeout, _calls, call, calls, say, tool
 from art_gym.wrappers import Transcript
 
 
@@ -248,6 +251,11 @@ def test_methods_that_are_no_tools_cannot_be_called(name: str) -> None:
     assert contents(fresh().step(call(name))[0]) == [f"unknown tool '{name}'; the tools are: add, roll, fail"]
 
 
+@pytest.mark.parametrize(("name", "near"), [("ad", "add"), ("Roll", "roll"), ("tools.fail", "fail"), ("failed", "fail"), ("adds", "add")])
+def test_the_tool_that_was_perhaps_meant_is_named(name: str, near: str) -> None:
+    assert contents(fresh().step(call(name))[0]) == [f"unknown tool '{name}'; did you mean '{near}'? The tools are: add, roll, fail"]
+
+
 def one_call(**parts: Any) -> Any:
     return {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "roll", "arguments": "{}"}, **parts}]}
 
@@ -372,6 +380,221 @@ def test_the_instructions_may_be_a_method_that_knows_the_start() -> None:
             return [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Hi."}]
 
     assert contents(Env().reset()[0]) == ["Find 7.", "Hello.", "Hi."]
+
+
+def test_text_instructions_are_taken_as_they_are() -> None:
+    class Env(ToolEnv):
+        instructions = "Pay $5 for {this}, $name."
+
+    assert contents(Env().reset()[0]) == ["Pay $5 for {this}, $name."]
+
+
+class Templated(ToolEnv):
+    instructions = Template("Find a number from $low to ${high}, in $max_turns turns, for $$5.")
+    max_turns = 7
+
+    def __init__(self, low: int = 1) -> None:
+        super().__init__()
+        self.low = low
+
+    def start(self) -> None:
+        self.high = int(self.np_random.integers(10, 20))
+
+
+def test_a_template_is_filled_from_the_attributes_after_the_start() -> None:
+    env = Templated(low=3)
+    for seed in range(3):
+        observation, _ = env.reset(seed=seed)
+        assert contents(observation) == [f"Find a number from 3 to {env.high}, in 7 turns, for $5."]
+    env.instructions = lambda: Template("At $low.")
+    assert contents(env.reset(seed=0)[0]) == ["At 3."]
+
+
+def test_an_environment_with_a_template_pickles() -> None:
+    env = pickle.loads(pickle.dumps(Templated(low=3)))
+    assert env.reset(seed=0) == Templated(low=3).reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "told"),
+    [
+        (
+            "At $hihg.",
+            AttributeError,
+            r"Env\.instructions names \$hihg, and Env has no attribute 'hihg': set it in __init__ or start, or write",
+        ),
+        ("At $5.", ValueError, r"Env\.instructions is no valid string\.Template: .* a dollar sign itself is written '\$\$'"),
+        ("At $start.", TypeError, r"Env\.instructions names \$start, which is a method"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_is_told(text: str, error: type[Exception], told: str) -> None:
+    class Env(ToolEnv):
+        instructions = Template(text)
+
+    with pytest.raises(error, match=told):
+        Env().reset()
+
+
+# Tools that are given.
+
+
+def shout(text: str, times: int = 1) -> str:
+    """Say it loudly.
+
+    Args:
+        text: What to say.
+        times: How often.
+    """
+    return " ".join([text.upper()] * times)
+
+
+async def whisper(text: str) -> str:
+    return text.lower()
+
+
+class Shelf:
+    """Something outside the environment that has a state of its own."""
+
+    def __init__(self) -> None:
+        self.items: list[str] = []
+
+    def put(self, item: str) -> int:
+        """Put an item on the shelf."""
+        self.items.append(item)
+        return len(self.items)
+
+
+class Stocked(Counter):
+    def __init__(self, tools: Any = (), **options: Any) -> None:
+        self.shelf = Shelf()
+        super().__init__(tools=[shout, self.shelf.put, *tools], **options)
+
+
+def stocked(seed: int = 0) -> Stocked:
+    env = Stocked()
+    env.reset(seed=seed)
+    return env
+
+
+def test_functions_are_tools_beside_the_methods() -> None:
+    env = Stocked([whisper, Tool.from_function(len_of, name="length", timeout=5), Tool.from_function(partial(shout, times=2), name="twice")])
+    env.reset(seed=0)
+    assert list(env.action_space.tools) == ["add", "roll", "fail", "shout", "put", "whisper", "length", "twice"]
+    assert env.tools[3] == Tool.from_function(shout).schema
+    given = [("shout", {"text": "a", "times": 2}), ("put", {"item": "x"}), ("whisper", {"text": "B"}), ("length", {"text": "abc"})]
+    assert contents(env.step(calls(*given, ("add", {}), ("twice", {"text": "c"})))[0]) == ["A A", "1", "b", "3", "1", "C C"]
+    assert env.shelf.items == ["x"]
+
+
+async def test_given_tools_work_in_async_steps() -> None:
+    env = Stocked([whisper])
+    env.reset(seed=0)
+    assert contents((await env.astep(calls(("whisper", {"text": "B"}), ("shout", {"text": "a"}))))[0]) == ["b", "A"]
+
+
+def test_given_tools_answer_bad_arguments_and_can_be_constrained() -> None:
+    env = stocked()
+    assert contents(env.step(call("shout", txt="a"))[0]) == [
+        "invalid arguments: 'text' is required; 'txt' is not an argument; the arguments are: text, times"
+    ]
+    env.constrain("shout", times=Annotated[int, Field(le=2)])
+    assert env.action_space.tools["shout"]["properties"]["times"] == {
+        "default": 1,
+        "description": "How often.",
+        "maximum": 2,
+        "type": "integer",
+    }
+    assert "less than or equal to 2" in contents(env.step(call("shout", text="a", times=3))[0])[0]
+    assert contents(env.step(call("shout", text="a", times=2))[0]) == ["A A"]
+
+
+def test_a_marked_function_keeps_its_options() -> None:
+    @tool(name="say-it", timeout=0.2)
+    def say_it(text: str) -> str:
+        time.sleep(1)
+        return text
+
+    env = ToolEnv(tools=[say_it])
+    env.reset(seed=0)
+    with pytest.raises(ToolTimeout, match="tool 'say-it' ran past its time limit"):
+        env.step(call("say-it", text="a"))
+
+
+def test_an_environment_without_a_class_of_its_own_takes_tools() -> None:
+    env = ToolEnv(tools=(shout,))
+    env.reset(seed=0)
+    assert contents(env.step(call("shout", text="a"))[0]) == ["A"]
+    assert ToolEnv().action_space.tools == {}
+
+
+@pytest.mark.parametrize(
+    ("tools", "text"),
+    [
+        ([lambda: None], "a tool's name is 1 to 64 letters"),
+        ([shout, shout], r"ToolEnv has two tools named 'shout': tools= holds both; Tool\.from_function\(…, name=…\) gives one another name"),
+        (["shout"], "'shout' is no tool: tools= takes functions, objects that can be called, and Tool"),
+        ([Shelf], "the class 'Shelf' is no tool"),
+        ([None], "None is no tool"),
+        ([Shelf.put], "tool 'put': its first parameter is 'self'"),
+        (shout, "tools must be a list of functions and Tools, not function"),
+        ("shout", "tools must be a list of functions and Tools, not str"),
+        ({"shout": shout}, "tools must be a list of functions and Tools, not dict"),
+        ([sum], "tool 'sum': parameter 'iterable' can't be passed by name"),
+    ],
+    ids=str,
+)
+def test_what_is_no_tool_is_refused(tools: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        ToolEnv(tools=tools)
+
+
+def test_a_given_tool_may_not_take_the_name_of_a_marked_one() -> None:
+    def add(number: int) -> int:
+        return number
+
+    with pytest.raises(TypeError, match="Stocked has two tools named 'add': its class marks one, and tools= holds another"):
+        Stocked([add])
+    env = Stocked([Tool.from_function(add, name="plus")])
+    env.reset(seed=0)
+    assert contents(env.step(call("plus", number=3))[0]) == ["3"]
+
+
+def test_a_tool_may_be_run_by_an_attribute() -> None:
+    def talk(text: str) -> str:
+        raise AssertionError("not this one")
+
+    talking = Tool.from_function(talk, attribute="answer")
+
+    class Env(ToolEnv):
+        def answer(self, text: str) -> str:
+            return f"heard {text}"
+
+    env = Env(tools=[talking])
+    env.reset(seed=0)
+    assert contents(env.step(call("talk", text="a"))[0]) == ["heard a"]
+    with pytest.raises(TypeError, match="tool 'talk' is run by the environment's attribute 'answer', and there is none"):
+        ToolEnv(tools=[talking])
+
+
+def test_what_a_given_tool_holds_is_copied_pickled_and_restored_with_the_environment() -> None:
+    env = stocked()
+    env.step(call("put", item="x"))
+    twins: list[Any] = [copy.deepcopy(env), pickle.loads(pickle.dumps(env)), Stocked()]
+    twins[2].restore(pickle.loads(pickle.dumps(env.snapshot())))
+    state = env.snapshot()
+    assert contents(env.step(call("put", item="y"))[0]) == ["2"]
+    for twin in twins:
+        assert twin.shelf.items == ["x"]
+        assert contents(twin.step(call("put", item="z"))[0]) == ["2"]
+        assert twin.shelf.items == ["x", "z"]
+    for _ in range(2):
+        env.restore(state)
+        assert contents(env.step(call("put", item="w"))[0]) == ["2"]
+        assert env.shelf.items == ["x", "w"]
+
+
+def len_of(text: str) -> int:
+    return len(text)
 
 
 # What authors get wrong.
@@ -546,7 +769,7 @@ def test_instructions_and_replies_must_be_text() -> None:
     with pytest.raises(TypeError, match=r"Env\.on_text must return text, not dict"):
         env.step(say("a"))
     env.instructions = ["Win."]  # type: ignore[assignment]
-    with pytest.raises(TypeError, match=r"Env\.instructions must be text, not list"):
+    with pytest.raises(TypeError, match=r"Env\.instructions must be text or a string\.Template, not list"):
         env.reset()
 
 
@@ -558,6 +781,16 @@ def test_rewards_that_add_up_beyond_a_float_are_refused(components: list[str]) -
         env.reward(name, 1e308 / len(fine))
     with pytest.raises(ValueError, match=r"reward 'b': .*add up to a finite number"):
         env.reward(last, 1e308)
+
+
+def test_a_reward_range_is_a_promise_that_step_does_not_check() -> None:
+    class Env(Counter):
+        reward_range = (0.0, 0.1)
+
+    assert Counter.reward_range == (-math.inf, math.inf)
+    env = Env()
+    env.reset(seed=0)
+    assert env.step(call("add"))[1] == 0.25
 
 
 def test_numbers_beyond_a_float_are_refused() -> None:
@@ -840,6 +1073,17 @@ def test_ansi_renders_the_transcript() -> None:
             "user: the message's role must be 'assistant'. Call a tool; the tools are: add, roll, fail.",
         ]
     )
+
+
+def test_message_objects_are_rendered_too() -> None:
+    class Message:
+        def model_dump(self) -> Any:
+            return call("add")
+
+    env = Counter(render_mode="ansi")
+    env.reset(seed=0)
+    env.step(Message())  # type: ignore[arg-type]
+    assert str(env.render()).splitlines()[2:] == ["assistant: add({})", "tool: 1"]
 
 
 def test_human_prints_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:

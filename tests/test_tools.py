@@ -9,7 +9,7 @@ import functools
 import json
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Optional
@@ -21,7 +21,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one before Pyt
 
 from art_gym import Tool, ToolEnv, ToolError, call, tool
 from art_gym._arguments import read_arguments
-from art_gym.tools import result_content
+from art_gym._results import result_content
 
 
 class Colour(enum.Enum):
@@ -52,6 +52,17 @@ class Point(TypedDict):
 class Span:
     start: int
     stop: int = 9
+
+
+class Circle(BaseModel):
+    shape: Literal["circle"]
+
+
+class Square(BaseModel):
+    shape: Literal["square"]
+
+
+SHAPE = Annotated[Circle | Square, Field(discriminator="shape")]
 
 
 def derive(function: Any, **options: Any) -> Tool:
@@ -226,6 +237,147 @@ def test_a_callable_object() -> None:
     assert derived.parameters["required"] == ["a"]
 
 
+def test_an_object_is_described_by_what_is_called() -> None:
+    class Adder:
+        """Adds.
+
+        Args:
+            a: Of the constructor.
+        """
+
+        def __call__(self, a: int) -> int:
+            """Add.
+
+            Args:
+                a: Of the call.
+            """
+            return a
+
+    class Plain:
+        """Described by its class."""
+
+        def __call__(self) -> None: ...
+
+    derived = derive(Adder())
+    assert (derived.name, derived.description) == ("Adder", "Add.")
+    assert derived.parameters["properties"] == {"a": {"description": "Of the call.", "type": "integer"}}
+    assert derive(Plain()).description == "Described by its class."
+
+
+def test_a_partial_shows_what_is_left_to_fill_in() -> None:
+    def find(folder: str, word: str, limit: int = 3, *, exact: bool) -> str:
+        """Find mails.
+
+        Args:
+            word: One word.
+        """
+        return f"{folder} {word} {limit} {exact}"
+
+    partial = functools.partial(find, "inbox", exact=True)
+    derived = derive(partial)
+    assert (derived.name, derived.description) == ("find", "Find mails.")
+    assert derived.parameters["properties"] == {
+        "word": {"description": "One word.", "type": "string"},
+        "limit": {"default": 3, "type": "integer"},
+    }
+    assert partial(**derived.parse('{"word": "a"}')) == "inbox a 3 True"
+
+
+def test_a_bound_method_has_no_self() -> None:
+    class Box:
+        def put(self, item: str) -> None: ...
+
+        @classmethod
+        def make(cls, size: int) -> None: ...
+
+    assert list(derive(Box().put).parameters["properties"]) == ["item"]
+    assert list(derive(Box.make).parameters["properties"]) == ["size"]
+    with pytest.raises(TypeError, match="tool 'put': its first parameter is 'self': give the method of an object"):
+        derive(Box.put)
+
+
+def test_keyword_only_and_async_parameters() -> None:
+    async def find(*, word: str, limit: int = 3) -> str:
+        return word
+
+    derived = derive(find)
+    assert derived.parameters["required"] == ["word"]
+    assert derived.parse('{"word": "a"}') == {"word": "a", "limit": 3}
+
+
+def test_an_annotation_of_the_result_need_not_exist() -> None:
+    def find(word: str) -> Missing:  # type: ignore[name-defined]  # noqa: F821  what is tested
+        return word
+
+    assert derive(find).parameters["properties"] == {"word": {"type": "string"}}
+
+
+def test_field_gives_defaults_and_limits() -> None:
+    def find(limit: int = Field(3, ge=1, description="How many."), words: list[str] = Field(default_factory=list)) -> None: ...  # noqa: B008
+
+    derived = derive(find)
+    assert derived.parameters["properties"]["limit"] == {"default": 3, "description": "How many.", "minimum": 1, "type": "integer"}
+    assert derived.parse("") == {"limit": 3, "words": []}
+    with pytest.raises(ToolError, match="'limit' should be greater than or equal to 1, got 0"):
+        derived.parse('{"limit": 0}')
+
+
+DOCSTRINGS = {
+    "google": """Find mails.
+
+    From the newest.
+
+    Args:
+        word: One word.
+            No more.
+        limit (int): How many.
+
+    Returns:
+        Mails.
+    """,
+    "numpy": """Find mails.
+
+    From the newest.
+
+    Parameters
+    ----------
+    word : str
+        One word.
+        No more.
+    limit : int, optional
+        How many.
+
+    Returns
+    -------
+    str
+        Mails.
+    """,
+    "sphinx": """Find mails.
+
+    From the newest.
+
+    :param word: One word.
+        No more.
+    :type word: str
+    :param int limit: How many.
+    :returns: Mails.
+    """,
+}
+
+
+@pytest.mark.parametrize("style", DOCSTRINGS)
+def test_every_part_of_a_docstring_is_found_in_each_style(style: str) -> None:
+    def find(word: str, limit: int = 3) -> str:
+        return word
+
+    find.__doc__ = DOCSTRINGS[style]
+    derived = derive(find)
+    assert derived.description == "Find mails.\n\nFrom the newest."
+    properties = derived.parameters["properties"]
+    assert properties["word"]["description"].split() == ["One", "word.", "No", "more."]
+    assert properties["limit"]["description"] == "How many."
+
+
 def test_an_unannotated_parameter_takes_anything() -> None:
     def use(x): ...  # type: ignore[no-untyped-def]
 
@@ -236,7 +388,12 @@ def test_an_unannotated_parameter_takes_anything() -> None:
     ("annotation", "text"),
     [
         (bytes, "bytes can't be written in JSON"),
-        (list[bytes], "bytes"),
+        (list[bytes], "parameter 'x': bytes"),
+        (bytearray, "parameter 'x': <class 'bytearray'> has no JSON form: take what JSON can carry"),
+        (Iterable[int], "an Iterable can't be checked before the tool runs: take a list"),
+        (type[int], "a class can't be written in JSON"),
+        (Callable[[int], int], "Callable has no JSON form"),
+        (Literal[Colour.RED], "a Literal of Colour.RED can't be read back from JSON"),
         (type(lambda: 0), ""),
         (ToolEnv, ""),
         (complex, "a complex number can't be written in JSON: take two floats"),
@@ -261,6 +418,19 @@ def test_what_json_cannot_carry_is_refused_when_the_tool_is_made(annotation: Any
 
     with pytest.raises(TypeError, match=f"tool 'use'.*{text}"):
         derive(use, annotations={"x": annotation})
+
+
+def test_the_parameter_that_cannot_be_described_is_named() -> None:
+    def use(a: int, b: bytes, c: str) -> None: ...
+
+    with pytest.raises(TypeError, match=r"^tool 'use': parameter 'b': bytes can't be written in JSON: take a str, and decode it$"):
+        derive(use)
+
+
+@pytest.mark.parametrize("function", [Person, functools.partial(Person, name="a"), 3, "add", None], ids=str)
+def test_what_cannot_be_called_is_no_tool(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"can't be a tool: it is (a class|of type '.*'), and no function"):
+        derive(function)
 
 
 def test_parameters_that_have_no_name_are_refused() -> None:
@@ -305,7 +475,7 @@ def test_a_schema_can_be_changed_without_changing_the_tool() -> None:
         ('{"a": 1e999, "b": 1}', "the number 1e999 is out of range"),
         ('{"a": 1, "a": 2}', "'a' is given more than once"),
         ('{"a": ' + "9" * 5000 + "}", "arguments are not valid JSON: a number has too many digits"),
-        ('{"a": ' + "[" * 100_000, "arguments are nested too deeply"),
+        ('{"a": ' + "[" * 100_000, "arguments are nested too deeply: 100 levels at most"),
         ('{"a": "\\ud800", "b": 1}', "arguments are not valid JSON: they hold an unpaired surrogate, which is no character"),
         ('{"\ud800": 1}', "arguments are not valid JSON: they hold an unpaired surrogate, which is no character"),
         ('{"a": 1}', "invalid arguments: 'b' is required"),
@@ -344,6 +514,9 @@ def test_the_branches_of_a_union_are_told_without_internal_names() -> None:
     ("annotation", "written", "text"),
     [
         (Literal["a", None, True], "3", "'x' should be 'a', null or true, got 3"),
+        (Literal[Size.SMALL], "3", "'x' should be 1, got 3"),
+        (SHAPE, '{"shape": "dot"}', "'x' should have as 'shape' one of 'circle', 'square', got 'dot'"),
+        (SHAPE, "{}", "'x' needs 'shape', which says what kind of object it is"),
         (tuple[int, int], "{}", "'x' should be a list, got an object"),
         (tuple[int, int], "[1]", "'x[1]' is required"),
         (set[int], "3", "'x' should be a list, got 3"),
@@ -422,6 +595,18 @@ def test_text_that_is_not_json_is_refused(text: str) -> None:
         ([{"type": "text", "text": "hi"}], [{"type": "text", "text": "hi"}]),
         ([{"type": "fruit"}], '[{"type": "fruit"}]'),
         ("\ud800!", "?!"),
+        ((1, "a"), '[1, "a"]'),
+        (Decimal("1.50"), '"1.50"'),
+        (float("inf"), "Infinity"),
+        (Colour.RED, '"red"'),
+        ([Person(name="Ana"), Span(1)], '[{"name": "Ana", "age": 0}, {"start": 1, "stop": 9}]'),
+        ([], "[]"),
+        (
+            [{"type": "text", "text": "a map"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}],
+            [{"type": "text", "text": "a map"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}],
+        ),
+        ([{"type": "text", "text": "\ud800!"}], [{"type": "text", "text": "?!"}]),
+        ([{"type": "text", "text": "a"}, 3], '[{"type": "text", "text": "a"}, 3]'),
     ],
     ids=str,
 )
@@ -654,7 +839,7 @@ def test_constrain_changes_one_instance() -> None:
     large.reset(seed=0)
     assert "less than or equal to 3" in small.step(call("pick", number=5))[0][0]["content"]  # type: ignore[operator]
     assert large.step(call("pick", number=5))[0][0]["content"] == "5"
-    with pytest.raises(ValueError, match="unknown tool 'pikc'; the tools are: pick"):
+    with pytest.raises(ValueError, match="unknown tool 'pikc'; did you mean 'pick'\\? The tools are: pick"):
         large.constrain("pikc", number=int)
     with pytest.raises(TypeError, match="no parameter 'nmber'"):
         large.constrain("pick", nmber=int)

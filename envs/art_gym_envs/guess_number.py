@@ -22,6 +22,7 @@ class GuessNumber(ToolEnv):
     """
 
     instant = True
+    reward_range = (0.0, 1.0)
 
     def __init__(self, low: int = 1, high: int = 16, max_turns: int = 5, render_mode: str | None = None) -> None:
         check_integer("low", low)

@@ -140,7 +140,7 @@ def open_store(tmp_path):
 
 
 def names():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("art_gym")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("art_gym ")]
 
 
 @pytest.mark.parametrize("env", [Steps, InstantSteps])
