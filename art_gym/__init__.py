@@ -1,6 +1,7 @@
 """art_gym trains LLM agents with reinforcement learning on tasks written as multi-turn Gymnasium environments."""
 
 from art_gym import _vector as _vector  # registers the spaces with Gymnasium's vector environments
+from art_gym._replay import Divergence, replay
 from art_gym._strict import strict_schema
 from art_gym._version import __version__
 from art_gym.env import ToolEnv
@@ -32,6 +33,7 @@ __all__ = [
     "AssistantMessage",
     "ChatSpace",
     "ContextOverflow",
+    "Divergence",
     "EngineError",
     "Episode",
     "EpisodeError",
@@ -63,6 +65,7 @@ __all__ = [
     "env_ids",
     "make",
     "register",
+    "replay",
     "say",
     "strict_schema",
     "success_rate",

@@ -6,6 +6,7 @@ rows is `art_gym_trainers`.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -16,8 +17,8 @@ from art_gym.scenarios import Scenario
 
 FORMAT_VERSION = 1
 
-TruncationReason = Literal["max_turns", "context_length", "environment"]
-"""Why an episode was truncated: its turns ran out, the context was full, or the environment (or a wrapper) said so."""
+TruncationReason = Literal["max_turns", "max_tokens", "context_length", "environment"]
+"""Why an episode was truncated: its turns or tokens ran out, the context was full, or the environment (or a wrapper) said so."""
 
 
 @dataclass(slots=True)
@@ -71,6 +72,11 @@ class Failure:
     message: str
     traceback: str = ""
 
+    @classmethod
+    def of(cls, kind: FailureKind, error: Exception) -> Failure:
+        """Make the failure that an exception means, with its traceback."""
+        return cls(kind, "".join(traceback.format_exception_only(error)).strip(), "".join(traceback.format_exception(error)))
+
 
 @dataclass(slots=True)
 class Episode:
@@ -85,10 +91,12 @@ class Episode:
         turns: In order; empty if the episode failed at reset.
         final_observation: The messages after the last action.
         terminated: The environment ended the episode.
-        truncated: The episode was cut; `truncation` says why. Never both.
+        truncated: The episode was cut short; `truncation` says why. Never both.
         metrics: The environment's own figures (`ToolEnv.metric`), such as "success".
         failure: None unless the episode failed; failed episodes stay out of baselines.
         seconds: Wall time from reset to the end.
+        abandoned: Whoever played left it before it ended, by another reset or by `close` (see `art_gym.wrappers.Record`); it then counts as
+            truncated by "environment".
     """
 
     id: str
@@ -104,6 +112,7 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
     failure: Failure | None = None
     seconds: float = 0.0
+    abandoned: bool = False
 
     @property
     def reward(self) -> float:
@@ -140,6 +149,7 @@ class Episode:
             "metrics": self.metrics,
             "failure": None if self.failure is None else _fields(self.failure),
             "seconds": self.seconds,
+            "abandoned": self.abandoned,
             "tools": self.tools,
             "turns": [_fields(turn) for turn in self.turns],
             "final_observation": self.final_observation,

@@ -11,12 +11,13 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from art_gym.episodes import Episode
+from art_gym.episodes import Episode, Failure
 from art_gym.errors import UsageError
 
 _SUFFIX = ".jsonl"
@@ -101,7 +102,7 @@ class Journal:
         self.write(b"".join(encode(episode) for episode in episodes))
 
     def write(self, lines: bytes) -> None:
-        """Append lines that `encode` made; otherwise like `append`."""
+        """Append lines that `encode` or `encode_or_failed` made; otherwise like `append`."""
         with self._lock:
             file = self._file or self._open()
             try:
@@ -187,6 +188,15 @@ def encode(episode: Episode) -> bytes:
         return json.dumps(episode.to_dict(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"episode {episode.id!r} can't be written as JSON: {error}") from error
+
+
+def encode_or_failed(episode: Episode) -> bytes:
+    """Return the episode as one line of JSON; one that can't be written becomes a failed one, without its turns."""
+    try:
+        return encode(episode)
+    except ValueError as error:
+        episode.failure = Failure("environment", str(error))
+        return encode(replace(episode, tools=[], turns=[], final_observation=[], metrics={}))
 
 
 def _whole_lines(file: BinaryIO) -> int:

@@ -7,23 +7,18 @@ episodes are played, and where they are kept, belongs to the runner.
 from __future__ import annotations
 
 import asyncio
-import math
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import gymnasium
 import numpy as np
 
+from art_gym._steps import reset_env, step_env
 from art_gym.episodes import Episode, Failure, Turn
 from art_gym.errors import ContextOverflow, EngineError, FailureKind, PolicyError, ToolTimeout, UsageError
-from art_gym.messages import Message, Observation, ToolSchema
 from art_gym.rollout._hosts import Host, HostTimeoutError
 from art_gym.rollout.agent import Agent, Reply, TurnState
-from art_gym.scenarios import Scenario
-from art_gym.spaces import ToolCallSpace
 
 T = TypeVar("T")
 
@@ -38,30 +33,6 @@ class Limits:
     turn: float
     step: float
     episode: float
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a reset gives."""
-
-    observation: Observation
-    env_id: str
-    tools: list[ToolSchema]
-    action_space: ToolCallSpace
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a step gives."""
-
-    observation: Observation
-    reward: float
-    terminated: bool
-    truncated: bool
-    truncation: str
-    rewards: dict[str, float]
-    metrics: dict[str, float]
-    invalid_calls: int
 
 
 class _FailedError(Exception):
@@ -136,9 +107,7 @@ async def _play(episode: Episode, host: Host, agent: Agent, limits: Limits) -> N
         observation = step.observation
         if step.terminated or step.truncated:
             episode.final_observation = [*observation]
-            episode.terminated, episode.truncated = step.terminated, step.truncated and not step.terminated
-            if episode.truncated:
-                episode.truncation = "max_turns" if step.truncation == "max_turns" else "environment"
+            episode.terminated, episode.truncated, episode.truncation = step.terminated, step.truncated, step.truncation
             return
         state.turn += 1
         state.observation = observation
@@ -188,56 +157,4 @@ async def _on_host(host: Host, function: Callable[..., T], argument: Any, *, sec
 
 
 def _failed(kind: FailureKind, error: Exception) -> _FailedError:
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return _FailedError(Failure(kind, text, "".join(traceback.format_exception(error))))
-
-
-def reset_env(env: gymnasium.Env[Any, Any], scenario: Scenario) -> Start:
-    """Reset the environment to the scenario. Runs where the environment lives."""
-    observation, _ = env.reset(seed=scenario.seed, options=dict(scenario.options))
-    unwrapped = env.unwrapped
-    space = cast("ToolCallSpace", env.action_space)
-    tools = getattr(unwrapped, "tools", None)
-    return Start(
-        observation=_messages(observation),
-        env_id=env.spec.id if env.spec is not None else type(unwrapped).__name__,
-        tools=list(tools) if tools is not None else _schemas(space),
-        action_space=space,
-    )
-
-
-def step_env(env: gymnasium.Env[Any, Any], action: Any) -> Step:
-    """Take a step. Runs where the environment lives."""
-    observation, reward, terminated, truncated, info = env.step(action)
-    return Step(
-        observation=_messages(observation),
-        reward=_finite("reward", reward),
-        terminated=bool(terminated),
-        truncated=bool(truncated),
-        truncation=str(info.get("truncation", "")),
-        rewards=_figures("rewards", info),
-        metrics=_figures("metrics", info),
-        invalid_calls=int(info.get("invalid_calls", 0)),
-    )
-
-
-def _messages(observation: Any) -> tuple[Message, ...]:
-    if isinstance(observation, list | tuple) and all(isinstance(message, Mapping) for message in observation):
-        return tuple(cast("Observation", observation))
-    raise TypeError(f"an observation must be a tuple of chat messages, not {observation!r:.200}")
-
-
-def _figures(key: str, info: Mapping[str, Any]) -> dict[str, float]:
-    return {name: _finite(f"{key}[{name!r}]", value) for name, value in info.get(key, {}).items()}
-
-
-def _finite(name: str, value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}; it must be a finite number")
-    return number
-
-
-def _schemas(space: ToolCallSpace) -> list[ToolSchema]:
-    """Tool schemas for an environment that declares its tools in its action space only."""
-    return [{"type": "function", "function": {"name": name, "parameters": dict(schema)}} for name, schema in space.tools.items()]
+    return _FailedError(Failure.of(kind, error))

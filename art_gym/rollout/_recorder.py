@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
-from art_gym.episodes import Episode, Failure
+from art_gym.episodes import Episode
 from art_gym.rollout._threads import DaemonThread, Outcome
-from art_gym.store import Journal, encode
+from art_gym.store import Journal, encode_or_failed
 
 
 class Recorder:
@@ -64,12 +63,4 @@ class Recorder:
 
     def _write(self, episodes: list[Episode]) -> None:
         assert self._journal is not None
-        self._journal.write(b"".join(map(_line, episodes)))
-
-
-def _line(episode: Episode) -> bytes:
-    try:
-        return encode(episode)
-    except ValueError as error:
-        episode.failure = Failure("environment", str(error))
-        return encode(replace(episode, tools=[], turns=[], final_observation=[], metrics={}))
+        self._journal.write(b"".join(map(encode_or_failed, episodes)))

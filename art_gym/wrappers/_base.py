@@ -1,0 +1,117 @@
+"""What all wrappers of this package share: the hooks that a wrapper fills in, and snapshots that go through wrappers.
+
+A wrapper keeps no copy of what belongs to the environment: attributes are looked up when they are asked for (`env.get_wrapper_attr`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
+
+import gymnasium
+from gymnasium.utils import RecordConstructorArgs
+
+from art_gym import _calls
+from art_gym.messages import AssistantMessage, Observation
+
+Result: TypeAlias = tuple[Observation, Any, bool, bool, dict[str, Any]]
+"""What `step` returns."""
+
+_NOT_STATE = frozenset({"env", "_action_space", "_observation_space", "_metadata", "_cached_spec", "_saved_kwargs"})
+"""Attributes of any Gymnasium wrapper that belong to the instance and not to its episode."""
+
+
+class MessageWrapper(gymnasium.Wrapper[Observation, AssistantMessage, Observation, AssistantMessage], RecordConstructorArgs):
+    """A wrapper around an environment of messages.
+
+    Its episode's state is what `_state` names; that goes into snapshots. A wrapper changes what comes out of the environment by `_opened` and
+    `_stepped`, and what happens around a step by `_around`, so that `step` and `astep` can't differ.
+    """
+
+    _state: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, env: gymnasium.Env[Any, Any], **arguments: Any) -> None:
+        """Wrap the environment; `arguments` are the wrapper's own, as its spec records them."""
+        # Functions are among them, and some can't be copied.
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, **arguments)
+        gymnasium.Wrapper.__init__(self, env)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._opened(observation, info)
+
+    def step(self, action: AssistantMessage) -> Result:
+        with self._around(action):
+            result = self.env.step(action)
+        return self._stepped(action, result)
+
+    async def astep(self, action: AssistantMessage) -> Result:
+        """`step` without blocking the event loop (see `ToolEnv.astep`); an environment that has no `astep` is stepped in a thread."""
+        with self._around(action):
+            if callable(astep := getattr(self.env, "astep", None)):
+                result = await astep(action)
+            else:
+                instant = getattr(self.unwrapped, "instant", False) is True
+                result = await _calls.run_async(_calls.Call(partial(self.env.step, action), "step"), inline=instant)
+        return self._stepped(action, result)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the episode, the wrapper's own included (see `ToolEnv.snapshot`).
+
+        Raises:
+            AttributeError: The environment has no snapshots.
+        """
+        return {"env": _snapshot(self.env), "wrapper": copy.deepcopy({name: getattr(self, name) for name in self._state})}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a snapshot, of this instance or of another one that was made and wrapped alike."""
+        _restore(self.env, state["env"])
+        vars(self).update(copy.deepcopy(dict(state["wrapper"])))
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether the wrapper or its environment has the attribute; there are snapshots only where the environment itself has them."""
+        if name in ("snapshot", "restore"):
+            return self.env.has_wrapper_attr(name)
+        return super().has_wrapper_attr(name)
+
+    def _opened(self, observation: Observation, info: dict[str, Any]) -> tuple[Observation, dict[str, Any]]:
+        """Take what `reset` returned, and return what is shown."""
+        return observation, info
+
+    def _around(self, action: AssistantMessage) -> AbstractContextManager[None]:
+        """Make what a step of the environment runs in; may raise, and the step then isn't taken."""
+        return nullcontext()
+
+    def _stepped(self, action: AssistantMessage, result: Result) -> Result:
+        """Take what `step` returned, and return what is shown."""
+        return result
+
+
+def _snapshot(env: gymnasium.Env[Any, Any]) -> Any:
+    """Return the state of an environment with whatever wrappers are around it; Gymnasium's own know nothing of snapshots."""
+    if callable(snapshot := getattr(env, "snapshot", None)):
+        return snapshot()
+    if isinstance(env, gymnasium.Wrapper):
+        own = {name: value for name, value in vars(env).items() if name not in _NOT_STATE}
+        return {"env": _snapshot(env.env), "wrapper": copy.deepcopy(own, _layers(env))}
+    raise AttributeError(f"{env} has no snapshots: it needs the methods snapshot() and restore(state), as art_gym.ToolEnv has them")
+
+
+def _restore(env: gymnasium.Env[Any, Any], state: Any) -> None:
+    if callable(restore := getattr(env, "restore", None)):
+        restore(state)
+    elif isinstance(env, gymnasium.Wrapper):
+        _restore(env.env, state["env"])
+        vars(env).update(copy.deepcopy(state["wrapper"], _layers(env)))
+
+
+def _layers(env: gymnasium.Env[Any, Any]) -> dict[int, Any]:
+    """Make a memo for `deepcopy` that leaves the environment and its wrappers as they are: what refers to one goes on referring to it."""
+    layers: dict[int, Any] = {id(env): env}
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+        layers[id(env)] = env
+    return layers
