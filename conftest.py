@@ -1,6 +1,7 @@
 """What pytest needn't import when it collects."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if "not train" not in config.option.markexpr or not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
         return None
     return True if _WHOLLY_TRAINING.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+@pytest.fixture(autouse=True)
+def _registry_as_before() -> Iterator[None]:
+    """Forget the environments that a test or an example registers; those of the bundled package stay."""
+    import gymnasium
+
+    import art_gym_envs  # noqa: F401  registers them, once in a process
+    from art_gym import registration
+
+    registry, ours = dict(gymnasium.registry), set(registration._registered)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(registry)
+    registration._registered.clear()
+    registration._registered.update(ours)

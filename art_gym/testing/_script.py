@@ -1,0 +1,121 @@
+"""A walk as a person reads it, and as a program that plays it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from art_gym._actions import printable
+from art_gym.messages import calls, say
+from art_gym.testing._factory import Factory
+from art_gym.testing._outcomes import Walk
+
+_LINE = 100
+
+
+def action_source(action: Any, prefix: str = "art_gym.") -> str:
+    """Write an action as Python: by the helper that builds it, or as it is.
+
+    >>> from art_gym import call
+    >>> action_source(call("guess", number=3))
+    'art_gym.call("guess", number=3)'
+    """
+    for source, built in _built(action):
+        if built == action and type(built) is type(action):
+            return f"{prefix}{source}"
+    return _value(action)
+
+
+def actions_source(actions: Sequence[Any], prefix: str = "art_gym.") -> list[str]:
+    """Write a list of actions as lines of Python."""
+    return ["actions = [", *(f"    {action_source(action, prefix)}," for action in actions), "]"] if actions else ["actions = []"]
+
+
+def script(factory: Factory, walk: Walk, problem: str, beside: Walk | None = None) -> str:
+    """Write the program that plays the walk, prints what comes back, and checks every invariant on it again.
+
+    Args:
+        factory: Makes the environment.
+        walk: What to play.
+        problem: What it shows.
+        beside: Another walk, where the two together show the problem and neither alone.
+    """
+    source = factory.source()
+    arguments = _arguments(walk)
+    lines = [
+        f'"""{_first_line(problem)}"""',
+        "",
+        *sorted({"import art_gym", *source.imports}),
+        "",
+        *(["from art_gym.testing import check_actions", ""] if beside is None else []),
+        *source.lines,
+        *([""] if source.lines and source.lines[-1] else []),
+        *actions_source(walk.actions),
+        "",
+        # The check may play in a second interpreter, which loads this file when it defines the environment.
+        'if __name__ == "__main__":',
+        *_playing(source.call, walk),
+    ]
+    if beside is None:
+        lines.append(f"    check_actions({source.make}, actions, {arguments})")
+    else:
+        lines += [f"    {line}" for line in ("", *actions_source(beside.actions))] + _playing(source.call, beside)
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _playing(call: str, walk: Walk) -> list[str]:
+    options = f"options={_value(dict(walk.options))}" if walk.options else ""
+    arguments = _arguments(walk)
+    return [
+        f"    env = {call}",
+        f"    print(env.reset({arguments}))",
+        "    for action in actions:",
+        "        print(action)",
+        "        observation, reward, terminated, truncated, info = env.step(action)",
+        "        print(observation, reward, terminated, truncated, info)",
+        "        if terminated or truncated:",
+        f"            print(env.reset({options}))",
+    ]
+
+
+def _arguments(walk: Walk) -> str:
+    return f"seed={walk.seed}" + (f", options={_value(dict(walk.options))}" if walk.options else "")
+
+
+def _built(action: Any) -> list[tuple[str, Any]]:
+    """What the helpers would build of the same parts, with the source that does."""
+    if not isinstance(action, Mapping):
+        return []
+    text, written = action.get("content"), action.get("tool_calls")
+    if written is None:
+        return [(f"say({_value(text)})", say(text))] if isinstance(text, str) else []
+    try:
+        named = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in written]
+        built = calls(*named, text=text)
+    except (TypeError, KeyError, ValueError, RecursionError):
+        return []
+    if not all(isinstance(arguments, dict) for _, arguments in named):
+        return []
+    if len(named) == 1 and text is None and all(name.isidentifier() for name in named[0][1]):
+        name, arguments = named[0]
+        return [(f"call({', '.join([_value(name), *(f'{key}={_value(value)}' for key, value in arguments.items())])})", built)]
+    parts = [f"({_value(name)}, {_value(arguments)})" for name, arguments in named] + ([f"text={_value(text)}"] if text is not None else [])
+    return [(f"calls({', '.join(parts)})", built)]
+
+
+def _value(value: Any) -> str:
+    """Write a value as Python source, texts in double quotes where that needs no escapes."""
+    if isinstance(value, str):
+        plain = value.isprintable() and '"' not in value and "\\" not in value
+        return f'"{value}"' if plain and printable(value) == value else ascii(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_value(key)}: {_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return repr(value)
+
+
+def _first_line(text: str) -> str:
+    line = printable(text.splitlines()[0] if text else "").replace("\\", "\\\\").replace('"', "'")
+    return line if len(line) <= _LINE else f"{line[:_LINE].rstrip(chr(92))}…"

@@ -1,0 +1,446 @@
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import hypothesis
+import numpy as np
+import pytest
+from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit, TransformReward
+
+import art_gym
+from art_gym import ToolEnv, call, calls, say, tool, wrappers
+from art_gym.errors import UsageError
+from art_gym.testing import Transition, TransitionReport, TransitionViolation, check_actions, check_transitions
+
+pytestmark = pytest.mark.slow
+
+
+class Door(ToolEnv):
+    """Push until it opens."""
+
+    instructions = "Open the door."
+    max_turns = 5
+
+    def start(self) -> str:
+        self.pushes = 0
+        return "The door is shut."
+
+    @tool
+    def push(self, force: int = 1) -> str:
+        """Push the door."""
+        self.pushes += 1
+        if self.pushes == 3:
+            self.finish(reward=1.0, success=True)
+            return "It opens."
+        return f"It moves by {force}."
+
+
+class BrokenDoor(Door):
+    """The third push raises."""
+
+    @tool
+    def push(self, force: int = 1) -> str:
+        """Push the door."""
+        self.pushes += 1
+        return f"{1 // (3 - self.pushes)}"
+
+
+class Mailbox(ToolEnv):
+    """Scenarios with options, and only those make an episode."""
+
+    def scenarios(self, split, count=None):
+        rows = [art_gym.Scenario(f"{split}-{index}", 100 + index, {"answer": f"A{index}"}) for index in range(3)]
+        return iter(rows[:count])
+
+    def start(self) -> str:
+        self.answer = self.options["answer"]
+        return f"Say {self.answer}."
+
+    @tool
+    def say_it(self, text: str) -> str:
+        """Say it."""
+        self.finish(reward=float(text == self.answer))
+        return "Thanks."
+
+
+def violation_of(make: Any, **options: Any) -> TransitionViolation:
+    with pytest.raises(TransitionViolation) as caught:
+        check_transitions(make, **options)
+    return caught.value
+
+
+# What is given, and what comes back.
+
+
+def test_an_environment_is_named_by_its_id():
+    assert check_transitions("art_gym_envs:art_gym/GuessNumber-v0", examples=20).skipped == ()
+
+
+def test_the_report_counts_what_was_played():
+    report = check_transitions(Door, examples=30)
+    assert report == TransitionReport(30, report.steps, ())
+    assert report.steps > 30
+
+
+def test_a_function_makes_the_environment():
+    assert check_transitions(functools.partial(art_gym.make, "art_gym/Lookup-v0", people=2), examples=10).skipped == ()
+
+
+def test_what_cannot_be_pickled_is_not_played_in_another_interpreter():
+    skipped = check_transitions(lambda: Door(render_mode=None), examples=10).skipped
+    assert [entry.partition(":")[0] for entry in skipped] == ["hash order", "wall clock"]
+    assert "can't be pickled" in skipped[0]
+
+
+@pytest.mark.parametrize("make", [Door(), 3, None], ids=["an environment", "a number", "None"])
+def test_what_makes_no_environment_is_refused(make):
+    with pytest.raises(UsageError, match=r"make must be an environment's id, or a class or function"):
+        check_transitions(make)
+
+
+def test_a_function_that_makes_something_else_is_refused():
+    with pytest.raises(UsageError, match=r"must make a gymnasium.Env, not int"):
+        check_transitions(lambda: 3)
+
+
+def test_a_function_that_makes_one_instance_only_is_refused():
+    env = Door()
+    with pytest.raises(UsageError, match="made the same one twice"):
+        check_transitions(lambda: env)
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(UsageError, match="examples must be at least 1, not 0"):
+        check_transitions(Door, examples=0)
+
+
+def test_an_unknown_id_is_refused():
+    with pytest.raises(UsageError, match="did you mean 'art_gym/GuessNumber-v0'"):
+        check_transitions("art_gym/GuesNumber-v0")
+
+
+def test_a_reward_range_that_is_none_is_refused():
+    class Odd(Door):
+        reward_range = (1.0, -1.0)
+
+    with pytest.raises(UsageError, match=r"Odd.reward_range must be \(lowest, highest\)"):
+        check_transitions(Odd)
+
+
+def test_the_same_seed_plays_the_same():
+    assert len({check_transitions(Door, examples=20, seed=5).steps for _ in range(2)}) == 1
+
+
+def test_without_a_seed_each_call_plays_something_else(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    assert len({check_transitions(Door, examples=20).steps for _ in range(4)}) > 1
+
+
+def test_settings_are_used_as_they_are():
+    settings = hypothesis.settings(max_examples=7, database=None, deadline=None)
+    assert check_transitions(Door, examples=50, settings=settings).examples == 7
+
+
+def test_the_random_generators_are_left_as_they_were():
+    random.seed(3)
+    np.random.seed(3)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    check_transitions(Door, examples=5)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_scenarios_with_options_are_where_episodes_start():
+    seen = set()
+
+    def note(transition: Transition) -> None:
+        seen.add(transition.env.unwrapped.options["answer"])
+
+    check_transitions(Mailbox, examples=40, invariants=[note])
+    assert seen == {"A0", "A1", "A2"}
+
+
+def test_what_the_environment_says_is_tried_as_an_argument():
+    rewards = set()
+    check_transitions(Mailbox, examples=200, invariants=[lambda transition: rewards.add(transition.reward)])
+    assert 1.0 in rewards
+
+
+# Violations.
+
+
+def test_a_violation_holds_the_shortest_actions():
+    violation = violation_of(BrokenDoor, examples=200)
+    assert violation.invariant == "exception"
+    assert violation.actions == [call("push")] * 3 or sum(len(action["tool_calls"]) for action in violation.actions) == 3
+    assert violation.problem.splitlines()[0].endswith("raised ZeroDivisionError: integer division or modulo by zero")
+    assert "in push" in violation.problem  # the traceback, from the environment on
+    assert "_outcomes.py" not in violation.problem
+
+
+def test_the_text_says_everything():
+    violation = TransitionViolation(
+        "reward", "it is NaN", seed=3, options={"a": 1}, actions=[call("push", force=2), say("hm"), {"role": "user"}], script="print()\n"
+    )
+    assert str(violation) == (
+        "reward: it is NaN\n\n"
+        "After reset with seed 3 and options {'a': 1}, and these actions:\n"
+        '  1. call("push", force=2)\n'
+        '  2. say("hm")\n'
+        '  3. {"role": "user"}\n\n'
+        "This program shows it:\n\n"
+        "    print()"
+    )
+
+
+def test_a_violation_survives_pickling():
+    violation = TransitionViolation("reward", "it is NaN", seed=3, actions=[say("x")], script="pass")
+    again = pickle.loads(pickle.dumps(violation))
+    assert (str(again), again.actions, again.seed) == (str(violation), violation.actions, 3)
+
+
+def test_the_script_shows_the_violation(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(violation_of(BrokenDoor, examples=200).script)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert "ZeroDivisionError: integer division or modulo by zero" in done.stderr
+
+
+@pytest.mark.parametrize("bug", ["HashOrder", "WallClock", "SharedList", "ForgetfulSnapshot", "SharedOnce"])
+def test_the_script_shows_what_needs_other_instances_or_processes(planted, bug, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(violation_of(getattr(planted, bug), examples=200).script)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1, done.stdout
+    assert "TransitionViolation: " in done.stderr
+
+
+def test_check_actions_passes_what_is_right():
+    check_actions(Door, [call("push"), None, say("x"), call("push"), call("push"), call("push")], seed=4)
+
+
+def test_check_actions_names_what_is_wrong():
+    with pytest.raises(TransitionViolation, match=r"^exception: step 1, with a well-formed action, raised ZeroDivisionError"):
+        check_actions(BrokenDoor, [calls(("push", {}), ("push", {}), ("push", {}))])
+
+
+def test_a_constructor_that_raises_now_and_then_is_a_violation():
+    made = []
+
+    def make() -> Door:
+        made.append(1)
+        if len(made) > 20:
+            raise OSError("no more doors")
+        return Door()
+
+    assert "making the environment raised OSError: no more doors" in violation_of(make).problem
+
+
+def test_a_violation_is_found_where_it_shows_only_once():
+    seen: set[str] = set()
+
+    class Once(Door):
+        @tool
+        def push(self, force: int = 1) -> str:
+            """Push the door."""
+            new = "push" not in seen
+            seen.add("push")
+            return "new" if new else "old"
+
+    violation = violation_of(Once, examples=100)
+    assert violation.invariant == "determinism"
+    assert "seen once, and not when the same was played again" in violation.problem
+
+
+# An author's own invariants, and a target.
+
+
+def test_an_authors_invariant_is_reported_by_its_name():
+    def never_opens(transition: Transition) -> None:
+        assert not transition.terminated, "it opened"
+
+    violation = violation_of(Door, examples=200, invariants=[never_opens])
+    assert violation.invariant == "never_opens"
+    assert violation.problem.startswith(f"step {len(violation.actions)}: it opened")
+    assert sum(len(action["tool_calls"]) for action in violation.actions) == 3
+
+
+def test_an_invariant_that_raises_something_else_is_reported_with_the_actions():
+    def odd(transition: Transition) -> None:
+        raise KeyError("x")
+
+    violation = violation_of(Door, invariants=[odd])
+    assert violation.problem == "step 1: the invariant itself raised KeyError: 'x'"
+    assert len(violation.actions) == 1
+
+
+def test_a_transition_holds_what_was_sent_and_returned():
+    kept: list[Transition] = []
+    check_transitions(Door, examples=30, invariants=[kept.append])
+    for transition in kept:
+        assert transition.observation in transition.env.observation_space
+        assert transition.info["turn"] == transition.turn
+        assert type(transition.reward) is float
+
+
+def test_a_target_steers_towards_more():
+    def best(**options: Any) -> int:
+        lengths = []
+
+        class Long(Door):
+            max_turns = None
+
+            @tool
+            def push(self, force: int = 1) -> str:
+                """Push the door."""
+                self.pushes += force > 0
+                return "It moves."
+
+        check_transitions(Long, examples=60, seed=1, invariants=[lambda t: lengths.append(t.env.unwrapped.pushes)], **options)
+        return max(lengths)
+
+    assert best(target=lambda transition: transition.env.unwrapped.pushes) >= best()
+
+
+# Wrapped environments.
+
+
+@pytest.mark.parametrize(
+    ("wrap", "skipped"),
+    [
+        (lambda: OrderEnforcing(Door()), set()),
+        (lambda: gymnasium.make("art_gym_envs:art_gym/GuessNumber-v0"), set()),
+        (lambda: TimeLimit(Door(), 2), {"snapshot", "after the end", "flags: never both"}),
+        (lambda: RecordEpisodeStatistics(Door()), {"snapshot"}),
+        (lambda: TransformReward(Door(), lambda reward: 2 * reward), {"snapshot", "reward range", "reward components"}),
+    ],
+    ids=["OrderEnforcing", "gymnasium.make", "TimeLimit", "RecordEpisodeStatistics", "TransformReward"],
+)
+def test_gymnasiums_wrappers_are_no_violation(wrap, skipped):
+    report = check_transitions(wrap, examples=40)
+    assert {
+        entry.partition(": the wrapper")[0].partition(": TimeLimit")[0].partition(": Record")[0].partition(": Trans")[0]
+        for entry in report.skipped
+    } == {
+        *skipped,
+        *(entry for entry in report.skipped if entry.startswith(("hash order", "wall clock"))),
+    }
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: wrappers.Transcript(Door()),
+        lambda: wrappers.AddReward(Door(), "length", lambda step: 0.1 * len(step.observation)),
+        lambda: wrappers.TurnLimit(Door(), 2),
+        lambda: wrappers.TokenLimit(Door(), 60),
+        lambda: wrappers.SelectTools(Mailbox(), []),
+        lambda: wrappers.Redact(Door(), "moves"),
+        lambda: wrappers.Transcript(wrappers.TurnLimit(wrappers.AddReward(Door(), "one", lambda step: 1.0), 3)),
+        lambda: wrappers.Transcript(TimeLimit(Door(), 2)),
+    ],
+    ids=["Transcript", "AddReward", "TurnLimit", "TokenLimit", "SelectTools", "Redact", "several", "around Gymnasium's"],
+)
+def test_this_packages_wrappers_are_no_violation(wrap):
+    skipped = [entry.partition(":")[0] for entry in check_transitions(wrap, examples=40).skipped]
+    assert "snapshot" not in skipped
+
+
+def test_a_wrapper_that_breaks_something_is_found():
+    class Loses(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            observation, *rest = self.env.step(action)
+            return observation[:-1], *rest
+
+    assert violation_of(lambda: Loses(Door()), examples=50).invariant == "answers"
+
+
+def test_another_kind_of_environment_is_checked_as_far_as_it_goes():
+    report = check_transitions(functools.partial(gymnasium.make, "CartPole-v1"), examples=20)
+    assert any(entry.startswith("answers: ") for entry in report.skipped)
+    assert report.steps > 20
+
+
+def test_the_walks_go_on_after_an_episodes_end():
+    turns = []
+    check_transitions(Door, examples=60, invariants=[lambda transition: turns.append(transition.turn)])
+    assert max(turns) <= 5
+
+
+def test_two_instances_with_different_tools_are_a_violation():
+    numbers = iter(range(1000))
+
+    class Odd(Door):
+        def __init__(self) -> None:
+            super().__init__()
+            self.constrain("push", force=float if next(numbers) == 2 else int)
+
+    assert violation_of(Odd).problem == "two instances have different action spaces"
+
+
+def test_a_space_whose_samples_lie_outside_is_a_violation():
+    class Bad(art_gym.ToolCallSpace):
+        def contains(self, x: Any) -> bool:
+            return False
+
+    class Odd(Door):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = Bad(self.action_space.tools)
+
+    assert violation_of(Odd).invariant == "action space"
+
+
+def test_the_file_of_a_script_that_defines_the_environment_is_loaded_elsewhere_by_its_path(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text(
+        "from art_gym import ToolEnv, tool\n"
+        "from art_gym.testing import check_transitions\n"
+        "class Own(ToolEnv):\n"
+        "    @tool\n"
+        "    def words(self) -> str:\n"
+        "        return ' '.join({'one', 'two', 'three', 'four', 'five', 'six', 'seven'})\n"
+        "if __name__ == '__main__':\n"
+        "    check_transitions(Own, examples=20)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "TransitionViolation: hash order: " in done.stderr
+
+
+def test_a_script_without_a_guard_is_not_run_again_and_again(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text(
+        "from art_gym import ToolEnv\n"
+        "from art_gym.testing import check_transitions\n"
+        "class Own(ToolEnv):\n"
+        "    pass\n"
+        "print(check_transitions(Own, examples=5).skipped)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "put them under if __name__ == '__main__'" in done.stdout
+
+
+def test_no_other_interpreter_is_left_behind():
+    before = _children()
+    check_transitions(Door, examples=5)
+    assert _children() == before
+
+
+def _children() -> set[str]:
+    return {path.read_text() for path in Path("/proc/self/task").glob("*/children")}
+
+
+def test_actions_are_not_changed_by_the_check():
+    actions = [call("push"), {"role": "assistant", "tool_calls": [{}]}]
+    before = copy.deepcopy(actions)
+    check_actions(Door, actions)
+    assert actions == before
