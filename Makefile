@@ -27,8 +27,8 @@ train: setup ## Teach the bundled 135M model a task, and show that it learned
 test: setup ## Run every test, with real vLLM servers and real training
 	@$(BIN)/python -m pytest
 
-test-fast: setup ## Run the tests that need neither vLLM nor torch
-	@$(BIN)/python -m pytest -m "not vllm and not train"
+test-fast: setup ## Run the quick tests, those that need neither vLLM nor torch
+	@$(BIN)/python -m pytest -m "not vllm and not train and not slow"
 
 check: setup ## Lint, check types and the layering of imports, build the docs strictly
 	$(BIN)/ruff check

@@ -98,6 +98,34 @@ def envs(
     environments.show(as_json=json)
 
 
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The package's name, such as my_task.")],
+    folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="Where the package's folder is made.")] = Path(),
+) -> None:
+    """Write a new package with an environment, its registration and its tests."""
+    from art_gym.cli import _new
+
+    _new.run(name, folder=folder)
+
+
+@app.command()
+def check(
+    env_id: Annotated[
+        str, typer.Argument(metavar="ENV_ID", help="The environment, such as art_gym/Lookup-v0 or my_package:my_package/MyTask-v0.")
+    ],
+    examples: Annotated[int, typer.Option(min=1, help="Lists of actions that are played to test the transitions.")] = 100,
+    seed: Annotated[int | None, typer.Option(min=0, help="Play the same lists of actions every time; without it, new ones.")] = None,
+    script: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Python script that reproduces what is wrong with the transitions there.")
+    ] = None,
+) -> None:
+    """Check that an environment keeps Gymnasium's contract and this project's, whatever actions it gets."""
+    from art_gym.cli import _check
+
+    _check.run(env_id, examples=examples, seed=seed, script=script)
+
+
 @app.command("eval")
 def evaluate(
     env_id: Annotated[str, typer.Argument(metavar="ENV_ID", help="The environment, such as art_gym/Lookup-v0; `art-gym envs` lists them.")],
