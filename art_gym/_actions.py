@@ -1,7 +1,7 @@
 """Reading what a model wrote, without trusting any of it.
 
 An action may be anything that came back from an endpoint. This module turns it into text and calls, gives every call an id, and notes what is
-wrong where something is; it never raises. What a call means is decided by `art_gym.tools`.
+wrong where something is; it never raises. The text and the ids can be written as UTF-8. What a call means is decided by `art_gym.tools`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def read_action(action: Any) -> WrittenAction:
     if message.get("role", "assistant") != "assistant":
         return WrittenAction(problem="the message's role must be 'assistant'")
     text = text_of(message.get("content"))
+    if not text.isascii():
+        text = printable(text)
     written = message.get("tool_calls")
     if written is None:
         return WrittenAction(text)
@@ -51,7 +53,7 @@ def read_action(action: Any) -> WrittenAction:
         return WrittenAction(text, problem="tool_calls must be a list of calls")
     calls = [_read_call(call) for call in written]
     for call in calls:
-        if not call.id:
+        if not call.id or not call.id.isascii():
             return WrittenAction(text, _with_ids(calls))
     return WrittenAction(text, calls)
 
@@ -112,12 +114,12 @@ def _read_call(call: Any) -> WrittenCall:
 
 
 def _with_ids(calls: Sequence[WrittenCall]) -> list[WrittenCall]:
-    """Give an id of their own to those calls that have none."""
+    """Give an id of their own to those calls that have none, or one that UTF-8 can't carry."""
     taken = {call.id for call in calls}
     named = []
     for index, call in enumerate(calls):
-        id_ = call.id or f"call_{index}"
-        while not call.id and id_ in taken:
+        id_ = printable(call.id) or f"call_{index}"
+        while id_ != call.id and id_ in taken:
             id_ += "_"
         taken.add(id_)
         named.append(call._replace(id=id_))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -44,8 +45,6 @@ def read_arguments(arguments: Any) -> dict[str, Any]:
         raise ToolError("arguments are not valid JSON: they hold an unpaired surrogate, which is no character") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError:
-        raise ToolError("arguments are not valid JSON: a number has too many digits") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -102,7 +101,9 @@ def _as_text(arguments: Any) -> str:
         return json.dumps(dict(arguments))
     except RecursionError:
         raise _too_deep() from None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        if "digits" in str(error):  # Python writes no integer that is longer than `sys.get_int_max_str_digits`
+            raise ToolError("a number is out of range") from None
         raise ToolError("arguments must be a JSON object") from None
 
 
@@ -112,7 +113,8 @@ def _decode(text: str) -> Any:
     Raises:
         ValueError: It isn't one.
     """
-    values, end = _DECODER.raw_decode(text, len(text) - len(text.lstrip(_BLANK)))
+    decoder = _DECODER if len(text) <= sys.float_info.max_10_exp else _LONG_DECODER
+    values, end = decoder.raw_decode(text, len(text) - len(text.lstrip(_BLANK)))
     if end < len(text) and (rest := text[end:].lstrip(_BLANK)):
         raise json.JSONDecodeError("Extra data", text, len(text) - len(rest))
     return values
@@ -129,6 +131,13 @@ def _finite(text: str) -> float:
     return number
 
 
+def _within_floats(text: str) -> int:
+    """Read an integer; one beyond the floats is refused, for few tools could reckon with it."""
+    if len(text) > sys.float_info.max_10_exp:
+        _finite(text)
+    return int(text)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -141,6 +150,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+_LONG_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, parse_int=_within_floats, object_pairs_hook=_unique)
+"""For texts that are long enough to hold an integer beyond the floats; the other one is faster."""
 
 
 def _too_deep() -> ToolError:

@@ -1,10 +1,12 @@
 """Running one call of an environment: sync or async, with or without a deadline.
 
 What a call raises comes out as it is, but for what would steer those who pass it on: StopIteration ends a generator, CancelledError cancels a
-task. From a call these are bugs like any other, and become a RuntimeError with the original as its cause.
+task, SystemExit ends a loop or the program. From a call these are bugs like any other, and whatever isn't an Exception becomes a RuntimeError
+with the original as its cause. Only an interrupt of the main thread goes through.
 
 A deadline holds even for code that blocks: the call runs in a daemon thread, which is left behind when its time is up. Async tools run in one
-loop per process when the environment is stepped synchronously, so that what they open in one call still lives in the next.
+loop per process when the environment is stepped synchronously or the tool has a deadline, so that what they open in one call still lives in the
+next. That loop is left behind too, and the next call gets a new one, when a deadline has passed and something in the loop blocks it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ T = TypeVar("T")
 
 _NEVER_AWAITABLE = frozenset({str, type(None), int, float, bool, dict, list, tuple})
 """What nearly every tool returns; to ask `inspect` costs as much as the rest of a call."""
+
+_ANSWER_SECONDS = 0.1
+"""How long the process's loop may take to answer before it counts as blocked."""
 
 
 @dataclass(slots=True)
@@ -79,14 +84,15 @@ def run(call: Call) -> Any:
 
     Raises:
         ToolTimeout: The call took longer than its timeout.
-        RuntimeError: The call raised StopIteration or CancelledError.
+        RuntimeError: The call raised StopIteration, or what isn't an Exception.
     """
     if call.timeout is None:
         return _settle(call)
-    future = _in_loop(call.function()) if _is_async(call.function) else _in_thread(lambda: _settle(call))
+    future = _in_loop(call, run_here(call)) if _is_async(call.function) else _in_thread(lambda: _settle(call))
     concurrent.futures.wait([future], call.timeout)
     if not future.done():
         future.cancel()
+        _process_loop.leave_if_blocked()
         raise _timeout(call)
     return _result(call, future)
 
@@ -94,18 +100,21 @@ def run(call: Call) -> Any:
 async def run_async(call: Call, *, inline: bool) -> Any:
     """Make the call without blocking the running loop; `inline` makes sync calls in place, which is right for those that return at once.
 
+    Async calls run on the running loop, but those with a timeout in the process's own, so that the deadline holds even if they block.
+
     Raises:
         ToolTimeout: The call took longer than its timeout.
-        RuntimeError: The call raised StopIteration or CancelledError.
+        RuntimeError: The call raised StopIteration, or what isn't an Exception.
     """
     waiting: asyncio.Future[Any]
     if _is_async(call.function):
-        waiting = asyncio.ensure_future(call.function())
+        awaitable = run_here(call)
+        waiting = asyncio.ensure_future(_awaited(call, awaitable)) if call.timeout is None else asyncio.wrap_future(_in_loop(call, awaitable))
     elif inline and call.timeout is None:
         result = run_here(call)
         if not _is_awaitable(result):
             return result
-        waiting = asyncio.ensure_future(result)
+        waiting = asyncio.ensure_future(_awaited(call, result))
     else:
         waiting = asyncio.wrap_future(_in_thread(lambda: _settle(call)))
     try:
@@ -115,6 +124,7 @@ async def run_async(call: Call, *, inline: bool) -> Any:
         raise
     if not done:
         waiting.cancel()
+        await asyncio.wrap_future(_in_thread(_process_loop.leave_if_blocked))
         raise _timeout(call)
     return _result(call, waiting)
 
@@ -132,7 +142,7 @@ def _is_async(function: Any) -> bool:
 def _settle(call: Call) -> Any:
     """Return the call's result itself, or what it comes to if it is awaitable; block this thread until then."""
     result = run_here(call)
-    return _result(call, _in_loop(result)) if _is_awaitable(result) else result
+    return _result(call, _in_loop(call, result)) if _is_awaitable(result) else result
 
 
 def _is_awaitable(result: Any) -> bool:
@@ -143,7 +153,7 @@ def run_here(call: Call) -> Any:
     """Make the call in place and return what it returns, awaitable or not; the timeout isn't looked at.
 
     Raises:
-        RuntimeError: The call raised StopIteration or CancelledError.
+        RuntimeError: The call raised StopIteration, or what isn't an Exception.
     """
     try:
         return call.function()
@@ -151,6 +161,28 @@ def run_here(call: Call) -> Any:
         raise RuntimeError(f"{call.what} raised StopIteration: an iterator had run out; give next() a default, or catch it") from error
     except asyncio.CancelledError as error:
         raise _cancelled(call) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        if _is_interrupt(error):
+            raise
+        raise _exited(call, error) from error
+
+
+async def _awaited(call: Call, awaitable: Awaitable[Any]) -> Any:
+    """Await what the call returned. What would end the loop that runs this is a bug of the call."""
+    try:
+        return await awaitable
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise  # the last two may come from whoever runs this; `_result` knows
+    except BaseException as error:
+        if _is_interrupt(error):
+            raise
+        raise _exited(call, error) from error
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def _result(call: Call, future: concurrent.futures.Future[Any] | asyncio.Future[Any]) -> Any:
@@ -159,12 +191,18 @@ def _result(call: Call, future: concurrent.futures.Future[Any] | asyncio.Future[
         return future.result()
     except (asyncio.CancelledError, concurrent.futures.CancelledError) as error:
         raise _cancelled(call) from error
+    except GeneratorExit as error:
+        raise _exited(call, error) from error
 
 
 def _cancelled(call: Call) -> RuntimeError:
     return RuntimeError(
         f"{call.what} was cancelled, and not by the one who waits for it: what it awaited was cancelled, or it cancelled itself"
     )
+
+
+def _exited(call: Call, error: BaseException) -> RuntimeError:
+    return RuntimeError(f"{call.what} raised {error!r}, which would end more than this call: catch it there, or raise an Exception")
 
 
 def _in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
@@ -182,31 +220,79 @@ def _in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
     return future
 
 
-def _in_loop(awaitable: Awaitable[Any]) -> concurrent.futures.Future[Any]:
-    async def wait() -> Any:
-        return await awaitable
+def _in_loop(call: Call, awaitable: Awaitable[Any]) -> concurrent.futures.Future[Any]:
+    return asyncio.run_coroutine_threadsafe(_awaited(call, awaitable), _process_loop.get())
 
-    return asyncio.run_coroutine_threadsafe(wait(), _process_loop.get())
+
+class _ServedLoop:
+    """An event loop that runs in a daemon thread of its own, whatever happens in it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._serve, name="art_gym-loop", daemon=True)
+        self._over = False
+        self.thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.thread.is_alive() and not self.loop.is_closed()
+
+    def answers(self) -> bool:
+        """Whether the loop gets round to something new within a short time."""
+        answered = threading.Event()
+        try:
+            self.loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:
+            return False  # closed a moment ago
+        return answered.wait(_ANSWER_SECONDS)
+
+    def retire(self) -> None:
+        """Close the loop as soon as nothing runs in it any more."""
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+
+    def _serve(self) -> None:
+        while not (self._over or self.loop.is_closed()):
+            try:
+                self.loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:  # of a task that a tool started: the other tools go on
+                self.loop.call_exception_handler({"message": f"raised in the loop of the async tools: {error!r}", "exception": error})
+        self.loop.close()
+
+    async def _end(self) -> None:
+        await asyncio.sleep(_ANSWER_SECONDS)  # for who was given the loop a moment ago
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+        self._over = True
+        self.loop.stop()
 
 
 class _ProcessLoop:
-    """The process's event loop, started when it is first asked for."""
+    """The process's event loop, started when it is first asked for, and again when it has ended or was left behind."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._served: _ServedLoop | None = None
         self.forget()
 
     def get(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="art_gym-loop", daemon=True).start()
-            return self._loop
+            if self._served is None or not self._served.alive:
+                self._served = _ServedLoop()
+            return self._served.loop
+
+    def leave_if_blocked(self) -> None:
+        """Let the next call have a new loop if something blocks this one; what runs in this one goes on when it can."""
+        served = self._served
+        if served is None or not served.alive or served.answers():
+            return
+        with self._lock:
+            if self._served is served:
+                self._served = None
+                served.retire()
 
     def forget(self) -> None:
         """Start anew: a forked child inherits no threads, and perhaps a lock that one of them held."""
         self._lock = threading.Lock()
-        self._loop = None
+        self._served = None
 
 
 _process_loop = _ProcessLoop()

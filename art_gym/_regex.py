@@ -6,6 +6,7 @@ drawn without them, and tried again until the whole pattern matches.
 
 from __future__ import annotations
 
+import math
 import re
 import string
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 
 _TRIES = 500
 _REPEATS = 6
+_FILLING = string.ascii_lowercase + string.digits
 _PRINTABLE = string.ascii_letters + string.digits + " _-.,:;!?@#/+*()"
 _CLASSES: dict[str, Callable[[str], bool]] = {
     "CATEGORY_DIGIT": str.isdecimal,
@@ -47,11 +49,13 @@ def pattern(text: str) -> re.Pattern[str]:
         raise ValueError(f"the pattern {text!r} can't be read: {error}") from None
 
 
-def random_match(text: str, rng: np.random.Generator) -> str:
-    r"""Draw a random string in which the pattern is found.
+def random_match(text: str, rng: np.random.Generator, low: int = 0, high: float = math.inf) -> str:
+    r"""Draw a random string in which the pattern is found, of `low` to `high` characters.
 
     >>> len(random_match(r"^[A-Z]\d{2}$", np.random.default_rng(0)))
     3
+    >>> len(random_match(r"^[a-f]+$", np.random.default_rng(0), low=40, high=40))
+    40
 
     Raises:
         ValueError: None was found in a bounded number of tries, or Python can't read the pattern.
@@ -59,10 +63,14 @@ def random_match(text: str, rng: np.random.Generator) -> str:
     compiled = pattern(text)
     tree = _parser.parse(compiled.pattern)
     for _ in range(_TRIES):
-        drawn = _draw(tree, rng, {})
-        if compiled.search(drawn):
-            return drawn
-    raise ValueError(f"no string found that matches the pattern {text!r}")
+        drawn = _draw(tree, rng, {}, low)
+        filling = "".join(_FILLING[int(index)] for index in rng.integers(len(_FILLING), size=max(low - len(drawn), 0)))
+        # A pattern that isn't anchored leaves room beside the match.
+        for candidate in (drawn + filling, filling + drawn):
+            if low <= len(candidate) <= high and compiled.search(candidate):
+                return candidate
+    length = f" and has {low} to {high} characters" if low or high < math.inf else ""
+    raise ValueError(f"no string found that matches the pattern {text!r}{length}")
 
 
 _TOKEN = re.compile(r"\\[pP](?:\{(\^?)(\w+)\}|(\w))|\\.|\(\?<(?=\w)|[\[\]$]", re.DOTALL)
@@ -106,11 +114,11 @@ def _category(name: str, negated: bool) -> str:
     return "".join(f"\\U{run[0][1]:08x}-\\U{run[-1][1]:08x}" for run in ranges)
 
 
-def _draw(tree: Any, rng: np.random.Generator, groups: dict[int, str]) -> str:
-    return "".join(_draw_one(str(operation), argument, rng, groups) for operation, argument in tree)
+def _draw(tree: Any, rng: np.random.Generator, groups: dict[int, str], wanted: int) -> str:
+    return "".join(_draw_one(str(operation), argument, rng, groups, wanted) for operation, argument in tree)
 
 
-def _draw_one(operation: str, argument: Any, rng: np.random.Generator, groups: dict[int, str]) -> str:
+def _draw_one(operation: str, argument: Any, rng: np.random.Generator, groups: dict[int, str], wanted: int) -> str:
     match operation:
         case "LITERAL":
             return chr(argument)
@@ -122,21 +130,23 @@ def _draw_one(operation: str, argument: Any, rng: np.random.Generator, groups: d
             return _draw_set(argument, rng)
         case "BRANCH":
             branches = argument[1]
-            return _draw(branches[int(rng.integers(len(branches)))], rng, groups)
+            return _draw(branches[int(rng.integers(len(branches)))], rng, groups, wanted)
         case "SUBPATTERN":
             number, _, _, inner = argument
-            text = _draw(inner, rng, groups)
+            text = _draw(inner, rng, groups, wanted)
             if number is not None:
                 groups[number] = text
             return text
         case "ATOMIC_GROUP":
-            return _draw(argument, rng, groups)
+            return _draw(argument, rng, groups, wanted)
         case "GROUPREF":
             return groups.get(argument, "")
         case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
             least, most, inner = argument
-            most = min(int(most), least + _REPEATS)
-            return "".join(_draw(inner, rng, groups) for _ in range(int(rng.integers(least, most + 1))))
+            most = min(int(most), least + max(_REPEATS, wanted))
+            # Half of them as many as the whole string has to be long: most often there is one repeat, and it has to fill the string.
+            count = min(max(wanted, least), most) if wanted > _REPEATS and rng.random() < 0.5 else int(rng.integers(least, most + 1))
+            return "".join(_draw(inner, rng, groups, wanted // max(count, 1)) for _ in range(count))
         case _:  # anchors and assertions add no characters
             return ""
 

@@ -160,7 +160,7 @@ def _number(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth:
 
 def _string(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth: int) -> str:
     if "pattern" in schema:
-        return random_match(schema["pattern"], rng)
+        return random_match(schema["pattern"], rng, schema.get("minLength", 0), schema.get("maxLength", math.inf))
     if schema.get("contentMediaType") == "application/json" and "contentSchema" in schema:
         return json.dumps(sample(schema["contentSchema"], root, rng, depth + 1))
     made = _FORMATS.get(schema.get("format", ""))

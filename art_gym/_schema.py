@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from art_gym._regex import pattern as pattern  # noqa: PLC0414  part of what this module offers
@@ -19,7 +20,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "boolean": lambda value: isinstance(value, bool),
     "integer": lambda value: not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer())),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+    "number": lambda value: not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))),
     "string": lambda value: isinstance(value, str),
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
@@ -107,8 +108,14 @@ def is_multiple(value: float, step: float) -> bool:
     """Whether the number is a multiple of the step, allowing for the rounding of decimal fractions such as 0.1."""
     if isinstance(value, int) and isinstance(step, int):
         return value % step == 0
-    ratio = value / step
-    return math.isclose(ratio, round(ratio), rel_tol=1e-12, abs_tol=1e-9)
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    try:
+        ratio = value / step
+        return math.isclose(ratio, round(ratio), rel_tol=1e-12, abs_tol=1e-9)
+    except OverflowError:  # an integer, or the ratio, is beyond the floats
+        exact = Fraction(value) / Fraction(step)
+        return abs(exact - round(exact)) <= max(abs(exact) / 10**12, Fraction(1, 10**9))
 
 
 def _number_conforms(value: float, schema: Mapping[str, Any]) -> bool:

@@ -8,11 +8,12 @@ running a call (`art_gym._calls`).
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from string import Template
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -26,6 +27,7 @@ from art_gym._figures import finite, with_reward
 from art_gym._prompt import first_messages, kind, system_messages
 from art_gym._render import Line, lines_of, print_lines, render_text
 from art_gym._results import result_content
+from art_gym._snapshots import copy_in, copy_out
 from art_gym._toolbox import class_tools, given_tools, names_of, refuse_hidden, unknown_tool
 from art_gym.errors import ToolError
 from art_gym.messages import AssistantMessage, Message, Observation, ToolSchema
@@ -94,6 +96,11 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden(cls, ToolEnv, _INSTANCE_ATTRIBUTES)
+        if not isinstance(inspect.getattr_static(cls, "tools"), property | cached_property):
+            raise TypeError(
+                f"{cls.__name__}.tools hides the environment's own 'tools', the schemas that a model is shown: "
+                "hand functions over in __init__, as super().__init__(tools=[…]), or mark methods with @tool"
+            )
         try:
             # The frame of the class statement: annotations may name what is defined there, as in a function.
             cls._class_tools = class_tools(cls, sys._getframe(1).f_locals)
@@ -264,16 +271,23 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         return _calls.drive(self._transition(action))
 
     async def astep(self, action: AssistantMessage) -> StepResult:
-        """`step` without blocking the event loop: async tools run on it, sync ones in a thread, or in place if the environment is instant."""
+        """`step` without blocking the event loop.
+
+        Async tools run on it, those with a timeout on a loop of the process's own. Sync ones run in a thread, or in place if the environment is
+        instant.
+        """
         return await _calls.drive_async(self._transition(action), inline=self.instant)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the episode's state, as a deep copy. Environments with outside resources override this and `restore`."""
-        return self._copy_state({name: value for name, value in vars(self).items() if name not in _NOT_STATE})
+        """Return the episode's state, as a deep copy. Environments with outside resources override this and `restore`.
+
+        What refers to the environment itself, such as a bound method, refers to the one that the snapshot is restored to.
+        """
+        return copy_out({name: value for name, value in vars(self).items() if name not in _NOT_STATE}, [self])
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a snapshot, of this instance or of another one made alike; the snapshot can be used again."""
-        state = self._copy_state(state)
+        state = copy_in(state, [self])
         for name in vars(self).keys() - state.keys() - _NOT_STATE:
             delattr(self, name)
         vars(self).update(state)
@@ -389,10 +403,6 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
     def _make_action_space(self) -> ToolCallSpace:
         return ToolCallSpace({tool.name: tool.parameters for tool in self._tools.values()})
-
-    def _copy_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        # What refers to the environment itself, such as a bound method, goes on referring to it.
-        return copy.deepcopy(dict(state), {id(self): self})
 
 
 class _Refused(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -222,6 +223,10 @@ class Tool:
     def __reduce__(self) -> tuple[Any, ...]:
         # Models made at run time don't pickle; the function does, and the model is made from it again.
         function, recipe = self._recipe
+        named = _named(function)
+        if isinstance(named, types.MethodType) and named.__func__ is function:
+            # Of a class method: by its name there is the bound method only, which pickles.
+            return partial(_from_class_method, **recipe), (named,)
         return partial(Tool.from_function, **recipe), (function,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tool:
@@ -256,6 +261,18 @@ def _subject(function: Any) -> _Subject:
     if inspect.isasyncgenfunction(called):
         raise TypeError(f"{getattr(described, '__name__', described)!r:.60}: an async generator can't be a tool: return a list")
     return _Subject(called, described, inspect.cleandoc(doc or ""))
+
+
+def _from_class_method(method: types.MethodType, **recipe: Any) -> Tool:
+    return Tool.from_function(method.__func__, **recipe)
+
+
+def _named(function: Any) -> Any:
+    """Return what the function's module has by its name, as pickle looks it up; None if there is nothing."""
+    found: Any = sys.modules.get(getattr(function, "__module__", None) or "")
+    for part in getattr(function, "__qualname__", "<locals>").split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _parameters(name: str, function: Any, subject: _Subject, *, skip_first: bool) -> list[inspect.Parameter]:

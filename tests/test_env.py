@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -31,6 +31,8 @@ from pydantic import Field
 
 from art_gym import Scenario, Tool, ToolEnv, ToolError, ToolTimeout, _calls, call, calls, say, tool
 from art_gym.wrappers import Transcript
+
+T = TypeVar("T")
 
 
 class Counter(ToolEnv):
@@ -728,6 +730,111 @@ async def test_a_tool_that_cancels_itself_does_not_look_like_a_cancelled_step(na
         env.step(call(name))
 
 
+class Exiting(ToolEnv):
+    """Gives up as argparse does, and in other ways that end a thread, a loop or a program."""
+
+    error: type[BaseException] = SystemExit
+
+    @tool
+    def sync(self) -> None:
+        raise self.error
+
+    @tool(timeout=5)
+    def timed(self) -> None:
+        raise self.error
+
+    @tool
+    async def awaited(self) -> None:
+        await asyncio.sleep(0)
+        raise self.error
+
+    @tool(timeout=5)
+    async def awaited_briefly(self) -> None:
+        raise self.error
+
+    @tool
+    def returned(self) -> Any:
+        return self.awaited()
+
+    @tool(timeout=5)
+    async def in_a_task(self) -> None:
+        await asyncio.create_task(self.awaited())
+
+    @tool(timeout=5)
+    async def stops_its_loop(self) -> str:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return "goes on"
+
+
+class InstantlyExiting(Exiting):
+    instant = True
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, BaseException])
+@pytest.mark.parametrize("name", ["sync", "timed", "awaited", "awaited_briefly", "returned", "in_a_task"])
+@pytest.mark.parametrize("cls", [Exiting, InstantlyExiting])
+def test_a_tool_that_exits_is_a_bug_of_the_environment_and_ends_nothing_else(cls: type[Exiting], name: str, error: type[BaseException]) -> None:
+    def in_a_loop(env: Exiting) -> None:
+        async def step() -> None:
+            other = asyncio.create_task(asyncio.sleep(0.05))
+            try:
+                await env.astep(call(name))
+            finally:
+                await other
+
+        asyncio.run(step())
+
+    env = cls()
+    env.error = error
+    for step in (lambda: in_thread(lambda: env.step(call(name))), lambda: in_a_loop(env)):
+        env.reset()
+        with pytest.raises(RuntimeError, match=rf"tool '{name}' raised {error.__name__}") as caught:
+            step()
+        assert type(caught.value.__cause__) is error
+        assert in_thread(loop_of_this_process)
+
+
+@pytest.mark.parametrize("name", ["start", "instructions"])
+def test_an_exit_at_the_start_is_a_bug_of_the_environment(name: str) -> None:
+    env = Exiting()
+    setattr(env, name, env.sync)
+    with pytest.raises(RuntimeError, match=f"{name} raised SystemExit"):
+        env.reset()
+
+
+@pytest.mark.parametrize("name", ["sync", "returned"])
+def test_an_interrupt_ends_the_program_but_not_from_another_thread(name: str) -> None:
+    env = Exiting()
+    env.error = KeyboardInterrupt
+    env.reset()
+    if name == "sync":
+        with pytest.raises(KeyboardInterrupt):
+            env.step(call(name))
+        env.reset()
+    with pytest.raises(RuntimeError, match=f"tool '{name}' raised KeyboardInterrupt"):
+        in_thread(lambda: env.step(call(name)))
+    assert in_thread(loop_of_this_process)
+
+
+def test_a_tool_that_stops_the_loop_does_not_stop_the_others() -> None:
+    env = Exiting()
+    env.reset()
+    assert contents(in_thread(lambda: env.step(call("stops_its_loop")))[0]) == ["goes on"]
+
+
+def test_a_loop_that_was_closed_is_replaced() -> None:
+    loop_of_this_process()
+    loop = _calls._process_loop.get()
+    served = _calls._process_loop._served
+    assert served is not None
+    served.retire()
+    served.thread.join(5)
+    assert loop.is_closed()
+    assert in_thread(loop_of_this_process)
+    assert _calls._process_loop.get() is not loop
+
+
 @pytest.mark.parametrize(
     ("opening", "text"),
     [
@@ -831,6 +938,11 @@ def test_a_reward_outside_an_action_is_told_where_it_belongs() -> None:
         env.step(call("end"))
 
 
+def in_thread(function: Callable[[], T]) -> T:
+    """Call the function in a thread that may hang."""
+    return cast("T", _calls._in_thread(function).result(5))
+
+
 def loop_of_this_process() -> int:
     async def loop() -> int:
         return id(asyncio.get_running_loop())
@@ -891,6 +1003,15 @@ class Slow(ToolEnv):
         return "slept"
 
     @tool(timeout=0.3)
+    async def hold_briefly(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "held the loop"
+
+    @tool(timeout=0.3)
+    def return_hold(self, seconds: float) -> Any:
+        return self.hold_briefly(seconds)
+
+    @tool(timeout=0.3)
     def block_briefly(self, seconds: float) -> str:
         time.sleep(seconds)
         return "blocked"
@@ -948,6 +1069,48 @@ async def test_a_deadline_holds_in_an_async_step(name: str) -> None:
     with pytest.raises(ToolTimeout):
         await slow().astep(call(name, seconds=1.5))
     assert 0.25 < time.perf_counter() - begin < 0.8
+
+
+def drive_in_a_loop(env: ToolEnv, action: Any) -> Any:
+    return asyncio.run(env.astep(action))
+
+
+@pytest.mark.parametrize("step", [ToolEnv.step, drive_in_a_loop])
+@pytest.mark.parametrize("name", ["hold_briefly", "return_hold"])
+def test_a_deadline_holds_for_an_async_tool_that_blocks_and_others_go_on(name: str, step: Callable[..., Any]) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(ToolTimeout, match=rf"tool '{name}' ran past its time limit of 0\.3 s"):
+        step(slow(), call(name, seconds=1.5))
+    assert 0.25 < time.perf_counter() - begin < 0.8
+    for action in (call("sleep_briefly", seconds=0), call("sleep")):
+        assert contents(step(slow(), action)[0]) == ["slept"]
+    assert contents(slow().step(call("sleep"))[0]) == ["slept"]
+    assert time.perf_counter() - begin < 1.2
+
+
+async def test_an_async_tool_that_blocks_leaves_the_callers_loop_free() -> None:
+    step = asyncio.create_task(slow().astep(call("hold_briefly", seconds=1.0)))
+    begin = time.perf_counter()
+    await asyncio.sleep(0.05)
+    assert time.perf_counter() - begin < 0.25
+    with pytest.raises(ToolTimeout):
+        await step
+
+
+def test_a_loop_that_is_free_stays_after_a_timeout_and_one_that_was_left_behind_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _calls._process_loop.get()
+    with monkeypatch.context() as patient:
+        patient.setattr(_calls, "_ANSWER_SECONDS", 5.0)
+        with pytest.raises(ToolTimeout):
+            slow().step(call("sleep_briefly", seconds=1.5))
+    assert _calls._process_loop.get() is before
+    with pytest.raises(ToolTimeout):
+        slow().step(call("hold_briefly", seconds=0.6))
+    assert _calls._process_loop.get() is not before
+    until = time.perf_counter() + 5
+    while not before.is_closed() and time.perf_counter() < until:
+        time.sleep(0.05)
+    assert before.is_closed()
 
 
 def test_within_the_deadline_the_result_counts() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import sys
 import types
 from typing import Any
 
@@ -27,7 +28,7 @@ NO_NAME = f"the call names no tool; {TOOLS}"
 NO_OBJECT = "arguments must be an object, written as JSON text"
 SURROGATE = "arguments are not valid JSON: they hold an unpaired surrogate, which is no character"
 DEEP = "arguments are nested too deeply: 100 levels at most"
-DIGITS = "arguments are not valid JSON: a number has too many digits"
+DIGITS = f"the number {'9' * 20} is out of range"
 ENDED = "not executed: the episode has ended"
 NOT_AN_INTEGER = "invalid arguments: 'a' should be a valid integer"
 
@@ -178,7 +179,8 @@ ROWS: dict[str, tuple[Any, list[str], int]] = {
     "a number as text": (add('{"a": "2", "b": "3"}'), ["5"], 0),
     "a whole number with a fraction of nothing": (add('{"a": 2.0}'), ["3"], 0),
     "null for a default": (add('{"a": 1, "b": null}'), ["2"], 0),
-    "a number of 4,000 digits": (add(f'{{"a": {"9" * 4000}}}'), ["0"], 0),
+    "a number of 300 digits": (add(f'{{"a": {"9" * 300}}}'), ["0"], 0),
+    "the largest float, in digits": (add(f'{{"a": {int(sys.float_info.max)}}}'), [f"{(int(sys.float_info.max) + 1) % 1000}"], 0),
     "escapes and NUL": (note('"\\u0000\\n\\ud83d\\ude00"'), ["3"], 0),
     "a megabyte of argument": (note(f'"{"x" * 2**20}"'), [str(2**20)], 0),
     "a hundred levels": (keep(f"{'[' * 99}{']' * 99}"), [f"{'[' * 99}{']' * 99}"], 0),
@@ -215,6 +217,11 @@ ROWS: dict[str, tuple[Any, list[str], int]] = {
     "Infinity": (add('{"a": -Infinity}'), ["-Infinity is not a JSON number: give a finite one"], 1),
     "NaN already read": (add({"a": float("nan")}), ["NaN is not a JSON number: give a finite one"], 1),
     "beyond a float": (add('{"a": 1e999}'), ["the number 1e999 is out of range"], 1),
+    "a number of 309 digits": (add(f'{{"a": {"9" * 309}}}'), [DIGITS], 1),
+    "a number of 309 digits, negative": (add(f'{{"a": -{"9" * 309}}}'), [f"the number -{'9' * 19} is out of range"], 1),
+    "a number of 309 digits, inside": (keep(f'[{{"b": {"9" * 309}}}]'), [DIGITS], 1),
+    "a number of 309 digits, already read": (add({"a": 10**309 - 1}), [DIGITS], 1),
+    "a number of 4,300 digits": (add(f'{{"a": {"9" * 4300}}}'), [DIGITS], 1),
     "a number of 5,000 digits": (add(f'{{"a": {"9" * 5000}}}'), [DIGITS], 1),
     "a key twice": (add('{"a": 1, "a": 2}'), ["'a' is given more than once"], 1),
     "a key twice, inside": (keep('{"k": 1, "k": 1}'), ["'k' is given more than once"], 1),
@@ -262,6 +269,11 @@ ROWS: dict[str, tuple[Any, list[str], int]] = {
     "no ids": (act(*({"function": {"name": "look"}} for _ in range(3))), ["a room"] * 3, 0),
     "empty ids, and one that would be given": (act(written(id=""), written(id="call_0"), written(id="")), ["a room"] * 3, 0),
     "ids that are no text": (act(written(id=0), written(id=None), written(id=["a"])), ["a room"] * 3, 0),
+    "lone surrogates as ids": (
+        act(written(id="\ud800"), written(id="\udc00"), written(id="?"), written(id="\ud800"), written(id="é"), written(id="é")),
+        ["a room"] * 6,
+        0,
+    ),
     "a megabyte of id": (act(written(id="i" * 2**20)), ["a room"], 0),
     "more calls than are allowed": (
         act(*[written()] * 52),
@@ -284,6 +296,10 @@ def calls_of(action: Any) -> list[Any]:
     return list(calls) if isinstance(calls, list | tuple) else []
 
 
+def is_text(id_: Any) -> bool:
+    return isinstance(id_, str) and not any("\ud800" <= character <= "\udfff" for character in id_[:100])
+
+
 def test_there_are_enough_rows() -> None:
     assert len(ROWS) >= 60
 
@@ -302,7 +318,7 @@ def test_an_odd_action_is_answered(row: str) -> None:
     calls = calls_of(action)
     assert observation in env.observation_space
     assert [message["role"] for message in messages] == ["tool"] * len(calls) or [message["role"] for message in messages] == ["user"]
-    given = [call.get("id") if isinstance(call, dict) else None for call in calls]
+    given = [call.get("id") if isinstance(call, dict) and is_text(call.get("id")) else None for call in calls]
     answered = [message["tool_call_id"] for message in messages] if calls else []
     assert all(mine == theirs for mine, theirs in zip(given, answered, strict=True) if isinstance(mine, str) and mine)
     made_up = [theirs for mine, theirs in zip(given, answered, strict=True) if not (isinstance(mine, str) and mine)]
@@ -313,7 +329,7 @@ def test_an_odd_action_is_answered(row: str) -> None:
     assert len(env.heard) == invalid
     assert len(refused) == invalid or messages[0]["role"] == "user"
     assert all(len(text) < 300 for text in env.heard)
-    json.dumps([message["content"] for message in messages], ensure_ascii=False).encode()
+    json.dumps(messages, ensure_ascii=False).encode()
     assert (reward, terminated, truncated) == (0.0, "stopped" in contents, False)
     assert json.loads(json.dumps(info)) == info
     assert before == (len(repr(action)) if before else 0)
@@ -354,3 +370,19 @@ def test_an_action_is_not_changed() -> None:
             kept = copy.deepcopy(action)
             box().step(action)  # type: ignore[arg-type]
             assert repr(action) == repr(kept), row
+
+
+def test_an_environment_is_given_text_that_can_be_written() -> None:
+    class Listener(ToolEnv):
+        def start(self) -> str:
+            return "Go."
+
+        def on_text(self, text: str) -> str:
+            text.encode()
+            return text
+
+    for content, text in {"\ud800!": "?!", "é": "é"}.items():
+        env = Listener()
+        env.reset(seed=0)
+        for written_as in (content, [{"type": "text", "text": content}]):
+            assert env.step({"role": "assistant", "content": written_as})[0][0]["content"] == text  # type: ignore[typeddict-item]

@@ -351,6 +351,12 @@ def test_actions_not_in_the_space(action: Any) -> None:
     assert action not in ToolCallSpace({"guess": NUMBER, "look": EMPTY})
 
 
+def test_integers_beyond_the_floats_are_contained_or_not() -> None:
+    space = ToolCallSpace({"guess": {"type": "object", "properties": {"number": {"type": "number", "multipleOf": 0.5}}}})
+    for zeros in (1, 307, 308, 309, 400, 4299, 5000):
+        assert (written(f'{{"number": 1{"0" * zeros}}}') in space) is (zeros <= 308)
+
+
 @pytest.mark.parametrize(
     ("observation", "inside"),
     [
@@ -593,7 +599,10 @@ def test_a_schema_that_needs_itself_is_an_error() -> None:
         ({"const": 1}, [1, 1.0], [True, "1"]),
         ({"enum": [0, "a"]}, [0, "a"], [False, None]),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, [1, 0.1], [0, 1.1, float("nan"), True]),
-        ({"type": "number", "multipleOf": 0.1}, [0.3, 1], [0.35]),
+        ({"type": "number", "multipleOf": 0.1}, [0.3, 1, 10**400, 1e308], [0.35]),
+        ({"type": "number", "multipleOf": 10**309}, [0.0, 10**310], [1e308, 10**308]),
+        ({"multipleOf": 0.5}, [1], [float("inf"), float("nan")]),
+        ({"type": "number", "maximum": 10**400}, [10**400, -(10**4000)], [10**401]),
         ({"type": "string", "minLength": 1, "maxLength": 2, "pattern": "a"}, ["a", "ba"], ["", "b", "aaa"]),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "uniqueItems": True}, [[1], [1, 2]], [[], [1, 1], ["1"], [1, 1.0]]),
         ({"type": "array", "prefixItems": [{"type": "integer"}], "items": False}, [[1], []], [[1, 2], ["a"]]),
@@ -760,3 +769,22 @@ def test_shared_memory_carries_observations_of_any_size() -> None:
 def test_an_observation_too_large_for_shared_memory_is_an_error_that_says_so() -> None:
     with pytest.raises(ValueError, match="shared_memory=False"):
         ChatMemory(1).write(0, ({"role": "user", "content": "x" * SLOT_BYTES},))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "low", "high"),
+    [(r"^\d+$", 12, 12), (r"^\d+$", 5, 5), ("^a", 2, 5), ("z$", 3, 3), (r"^[a-z]+-\d+$", 30, 31), ("^([a-z]+ )*[a-z]+$", 30, 300)],
+)
+def test_a_pattern_and_a_length_are_met_together(pattern: str, low: int, high: int) -> None:
+    space = ToolCallSpace(
+        {
+            "say": {
+                "type": "object",
+                "properties": {"text": {"type": "string", "pattern": pattern, "minLength": low, "maxLength": high}},
+                "required": ["text"],
+            }
+        }
+    )
+    space.seed(0)
+    for _ in range(100):
+        assert space.sample() in space

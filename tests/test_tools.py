@@ -8,11 +8,13 @@ import enum
 import functools
 import json
 import pickle
-from collections import Counter, OrderedDict
+import types
+import warnings
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, NamedTuple, Optional
 
 import pydantic
 import pytest
@@ -474,7 +476,7 @@ def test_a_schema_can_be_changed_without_changing_the_tool() -> None:
         ('{"a": -Infinity, "b": 1}', "-Infinity is not a JSON number: give a finite one"),
         ('{"a": 1e999, "b": 1}', "the number 1e999 is out of range"),
         ('{"a": 1, "a": 2}', "'a' is given more than once"),
-        ('{"a": ' + "9" * 5000 + "}", "arguments are not valid JSON: a number has too many digits"),
+        ('{"a": ' + "9" * 5000 + "}", f"the number {'9' * 20} is out of range"),
         ('{"a": ' + "[" * 100_000, "arguments are nested too deeply: 100 levels at most"),
         ('{"a": "\\ud800", "b": 1}', "arguments are not valid JSON: they hold an unpaired surrogate, which is no character"),
         ('{"\ud800": 1}', "arguments are not valid JSON: they hold an unpaired surrogate, which is no character"),
@@ -575,6 +577,12 @@ def test_text_that_is_not_json_is_refused(text: str) -> None:
         read_arguments(text)
 
 
+def test_a_number_that_python_does_not_write_is_refused() -> None:
+    for arguments in ({"a": 10**5000}, {"a": [{10**5000: 1}]}):
+        with pytest.raises(ToolError, match=r"^a number is out of range$"):
+            read_arguments(arguments)
+
+
 # Results.
 
 
@@ -607,6 +615,14 @@ def test_text_that_is_not_json_is_refused(text: str) -> None:
         ),
         ([{"type": "text", "text": "\ud800!"}], [{"type": "text", "text": "?!"}]),
         ([{"type": "text", "text": "a"}, 3], '[{"type": "text", "text": "a"}, 3]'),
+        ([{"type": "file", "name": "a.txt"}], '[{"type": "file", "name": "a.txt"}]'),
+        ([{"type": "file", "file": "a.txt"}], '[{"type": "file", "file": "a.txt"}]'),
+        ([{"type": "file", "file": {"file_id": "f"}}], [{"type": "file", "file": {"file_id": "f"}}]),
+        ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],) * 2,
+        ([{"type": "text", "value": 3}], '[{"type": "text", "value": 3}]'),
+        ([{"type": "text", "text": 3}], '[{"type": "text", "text": 3}]'),
+        ([{"type": ["text"]}], '[{"type": ["text"]}]'),
+        (types.MappingProxyType({"a": 1}), '{"a": 1}'),
     ],
     ids=str,
 )
@@ -617,6 +633,96 @@ def test_results(result: Any, content: Any) -> None:
 def test_a_result_without_a_json_form_is_the_environments_bug() -> None:
     with pytest.raises(TypeError, match="tool 't' returned object, which has no JSON form"):
         result_content("t", object())
+
+
+WAYS = ["a1", "b2", "c3", "d4", "e5", "f6"]
+
+
+class Room(BaseModel):
+    ways: set[str] = {*WAYS}
+    again: frozenset[str] = frozenset(WAYS)
+    inside: dict[str, tuple[set[str], int]] = {"x": ({*WAYS}, 1)}
+    queue: deque[set[str]] = deque([{*WAYS}])
+    back: Any = Field(default=None, exclude=True)
+
+    @pydantic.field_serializer("again")
+    def _joined(self, again: frozenset[str]) -> str:
+        assert isinstance(again, frozenset)
+        return "-".join(again)
+
+
+class Whole(BaseModel):
+    ways: set[str] = {*WAYS}
+
+    @pydantic.model_serializer
+    def _written(self) -> dict[str, Any]:
+        return {"first": next(iter(self.ways)), "all": self.ways, "more": len(self.ways | {"z"})}
+
+
+class Roots(pydantic.RootModel[set[str]]):
+    pass
+
+
+class Wider(BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Cave:
+    ways: frozenset[Any]
+    rooms: Any = None
+
+
+class Opaque:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Sealed(BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    items: Annotated[set[Opaque], pydantic.PlainSerializer(lambda items: [item.name for item in items])]
+
+
+class Ways(NamedTuple):
+    ways: set[str]
+
+
+@pytest.mark.parametrize(
+    ("result", "plain"),
+    [
+        ({*WAYS}, WAYS),
+        ({"x": [{*WAYS}]}, {"x": [WAYS]}),
+        ({frozenset(WAYS), frozenset()}, [WAYS, []]),
+        (Room(), {"ways": WAYS, "again": "-".join(WAYS), "inside": {"x": [WAYS, 1]}, "queue": [WAYS]}),
+        (Whole(), {"first": "a1", "all": WAYS, "more": 7}),
+        (Roots({*WAYS}), WAYS),
+        (Wider(ways={*WAYS}), {"ways": WAYS}),  # type: ignore[call-arg]
+        (Cave(frozenset(WAYS), [Roots({*WAYS})]), {"ways": WAYS, "rooms": [WAYS]}),
+        (Cave(frozenset({Cave(frozenset(WAYS))})), {"ways": [{"ways": WAYS, "rooms": None}], "rooms": None}),
+        (defaultdict(set, {"x": {*WAYS}}), {"x": WAYS}),
+        (OrderedDict(x=[Whole()]), {"x": [{"first": "a1", "all": WAYS, "more": 7}]}),
+        (UserDict(x={*WAYS}), {"x": WAYS}),
+        (types.MappingProxyType({"x": {*WAYS}}), {"x": WAYS}),
+        (Ways({*WAYS}), [WAYS]),
+        (Sealed(items={Opaque(name) for name in WAYS}), {"items": WAYS}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_sets_in_a_result_are_sorted_wherever_they_are(result: Any, plain: Any) -> None:
+    kept = repr(result)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert json.loads(str(result_content("t", result))) == plain
+    assert repr(result) == kept
+
+
+def test_a_result_may_hold_itself_where_that_is_not_written() -> None:
+    room = Room()
+    room.back = {"room": room, "ways": {*WAYS}}
+    assert json.loads(str(result_content("t", room)))["ways"] == WAYS
 
 
 # Collecting the tools of a class.

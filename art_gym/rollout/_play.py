@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from art_gym._steps import reset_env, step_env
+from art_gym._transcripts import new_messages
 from art_gym.episodes import Episode, Failure, Turn
 from art_gym.errors import ContextOverflow, EngineError, FailureKind, PolicyError, ToolTimeout, UsageError
 from art_gym.rollout._hosts import Host, HostTimeoutError
@@ -104,14 +105,14 @@ async def _play(episode: Episode, host: Host, agent: Agent, limits: Limits) -> N
             )
         )
         episode.metrics.update(step.metrics)
-        observation = step.observation
+        observation, previous = step.observation, observation
         if step.terminated or step.truncated:
             episode.final_observation = [*observation]
             episode.terminated, episode.truncated, episode.truncation = step.terminated, step.truncated, step.truncation
             return
         state.turn += 1
         state.observation = observation
-        state.messages += [reply.action, *observation]
+        state.messages += [reply.action, *new_messages(observation, previous)]
 
 
 def _generator(seed: int, member: int) -> np.random.Generator:

@@ -42,6 +42,7 @@ from art_gym.rollout import Reply, Runner, TurnState
 from art_gym.scenarios import SPLITS, Scenario, Split
 from art_gym.testing import transitions
 from art_gym.testing._script import action_source
+from art_gym.testing.strategies import starting_split
 
 _STEPS = 12
 _SCENARIOS = 20
@@ -321,7 +322,8 @@ def check_transitions(env_id: str, *, examples: int = 100, seed: int | None = No
 def check_replay(env_id: str) -> str:
     """Episodes that the runner recorded can be replayed from their JSON form without a difference."""
     with closing(make(env_id)) as env:
-        scenarios = list(itertools.islice(env.unwrapped.scenarios("train"), _EPISODES))  # type: ignore[attr-defined]  # AttributeError says it
+        split = starting_split(env)
+        scenarios = list(itertools.islice(env.unwrapped.scenarios(split), _EPISODES))  # type: ignore[attr-defined]  # AttributeError says it
     episodes = [episode for group in Runner(env_id, _Chance(), concurrency=2).collect(scenarios) for episode in group.episodes]
     for recorded in episodes:
         failure = recorded.failure

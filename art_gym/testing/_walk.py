@@ -21,14 +21,19 @@ from gymnasium.error import ResetNeeded
 from art_gym.messages import say
 from art_gym.spaces import ToolCallSpace
 from art_gym.testing._layers import Layers
-from art_gym.testing._outcomes import Outcome, Walk, brief, compare_texts, copied, difference, do_reset, do_reset_unseeded, do_step
+from art_gym.testing._outcomes import Outcome, Walk, brief, compare_texts, copied, difference, do_reset, do_reset_unseeded, do_step, play
 from art_gym.testing._watch import Broken, Invariant, Transition, Watch, untouched_generators
-from art_gym.testing.strategies import first_scenarios
+from art_gym.testing.strategies import first_scenarios, starting_split
 
 Env = gymnasium.Env[Any, Any]
 
 RESETS = 6
 """Resets with one seed that must all give one episode."""
+
+_NO_SNAPSHOT = (
+    "an environment that holds what can't be copied, such as a connection, overrides snapshot and restore, or has none: "
+    "snapshot = restore = None in its class"
+)
 
 _ALL_CUTS = 6
 _SUFFIX = 8
@@ -88,6 +93,7 @@ class WalkChecker:
         except Broken as broken:
             raise self._blamed(broken, walk, played.texts, stack) from None
         self._reset_again(first, walk, played.texts)
+        self._reset_after_the_reverse(walk, played.texts, stack)
         for env in (first, second, other):
             _close_twice(env)
         return played
@@ -193,6 +199,18 @@ class WalkChecker:
             f"{compare_texts(expected, texts)}: it keeps them, or what is inside them; keep copies",
         )
 
+    def _reset_after_the_reverse(self, walk: Walk, expected: list[str], stack: contextlib.ExitStack) -> None:
+        """Play the actions in another order before the reset: what is set once, or memoised, would be set to the same by the same actions."""
+        if len(walk.actions) < 2:  # the same in reverse
+            return
+        env = self._new(stack)
+        start = self._other_start(env, walk)
+        for seed, options in ((start.seed, start.options), (walk.seed, walk.options)):
+            if play(env, Walk(seed, options, walk.actions[::-1]), self._layers.ignored)[-1].error is not None:
+                return  # another walk shows by itself that these actions raise
+        what = f"an instance that has played the same actions in reverse from seeds {start.seed} and {walk.seed}, reset to the seed,"
+        self._compare("reset", f"{what} gave something else", env, walk, expected)
+
     def _restore(self, snapshots: Sequence[_Snapshot], envs: Sequence[Env], walk: Walk, expected: list[str]) -> None:
         for snapshot in snapshots:
             for env, which in zip(envs, ("another instance", "the same instance"), strict=True):
@@ -241,7 +259,7 @@ class WalkChecker:
             try:
                 into.append(_Snapshot(turn, place, env.get_wrapper_attr("snapshot")()))
             except Exception as error:
-                raise Broken("snapshot", f"snapshot after {_steps(turn)} raised {_told(error)}") from error
+                raise Broken("snapshot", f"snapshot after {_steps(turn)} raised {_told(error)}; {_NO_SNAPSHOT}") from error
 
         return take
 
@@ -258,7 +276,7 @@ class WalkChecker:
 
     def _other_start(self, env: Env, walk: Walk) -> Walk:
         if self._others is None:
-            self._others = [Walk(scenario.seed, scenario.options, ()) for scenario in first_scenarios(env, "train", 2) or ()]
+            self._others = [Walk(scenario.seed, scenario.options, ()) for scenario in first_scenarios(env, starting_split(env), 2) or ()]
         for other in [*self._others, Walk(walk.seed + 1, walk.options, ())]:
             if (other.seed, other.options) != (walk.seed, walk.options):
                 return other

@@ -18,7 +18,7 @@ from art_gym.messages import say
 from art_gym.scenarios import Scenario
 from art_gym.spaces import ToolCallSpace
 from art_gym.testing._outcomes import RESET_FIELDS, Walk, frozen
-from art_gym.testing.strategies import actions, broken_actions, scenarios
+from art_gym.testing.strategies import actions, broken_actions, scenarios, starting_split
 
 _SHORT, _LONG = 8, 40
 _WORDS = 60
@@ -33,7 +33,7 @@ Known = tuple[Scenario, tuple[str, ...]]
 def walks(env: gymnasium.Env[Any, Any], known: Sequence[Known]) -> SearchStrategy[Walk]:
     """Build the strategy for walks: of lists of actions from the environment's scenarios, and from starts that are known with their words."""
     space = env.action_space
-    starts: SearchStrategy[Known] = scenarios(env).map(lambda scenario: (scenario, ()))
+    starts: SearchStrategy[Known] = scenarios(env, starting_split(env)).map(lambda scenario: (scenario, ()))
     if known:
         starts = st.one_of(st.sampled_from(known), st.sampled_from(known), st.sampled_from(known), starts)
     lists: dict[tuple[str, ...], SearchStrategy[list[Any]]] = {}

@@ -16,6 +16,7 @@ import numpy as np
 from hypothesis.errors import HypothesisException
 
 from art_gym._actions import read_action
+from art_gym._transcripts import new_messages
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import RESET_FIELDS, STEP_FIELDS, Outcome, Walk, brief, copied, do_reset, do_reset_unseeded, do_step, frozen
 
@@ -256,15 +257,6 @@ def written_ids(action: Any) -> list[str | None]:
         return []
     given = [call.get("id") if isinstance(call, Mapping) else None for call in action["tool_calls"]]
     return [id_ if isinstance(id_, str) and id_ else None for id_ in given]
-
-
-def new_messages(observation: Any, previous: Any) -> Sequence[Any]:
-    """The messages after the action: all of them, or the last ones where a wrapper shows the whole transcript."""
-    if previous and len(observation) > len(previous) and observation[: len(previous)] == previous:
-        added = observation[len(previous) :]
-        if added[0].get("role") == "assistant":
-            return list(added[1:])
-    return list(observation)
 
 
 def check_answers(where: str, messages: Sequence[Any], ids: Sequence[str | None]) -> None:

@@ -18,7 +18,7 @@ from art_gym.testing._outcomes import Outcome, Walk, compare_texts
 from art_gym.testing._report import told
 from art_gym.testing._walk import WalkChecker, kept_generators
 from art_gym.testing._watch import Broken, Invariant, Transition, Watch
-from art_gym.testing.strategies import actions, broken_actions, scenarios
+from art_gym.testing.strategies import actions, broken_actions, scenarios, starting_split
 
 
 class ToolEnvMachine(RuleBasedStateMachine):
@@ -132,7 +132,7 @@ class ToolEnvMachine(RuleBasedStateMachine):
         made = vars(type(self)).get("_made")
         if made is None or made[0] != space:
             good, broken = actions(space), broken_actions(space)
-            made = space, (good, good if broken.is_empty else broken, scenarios(self.env))
+            made = space, (good, good if broken.is_empty else broken, scenarios(self.env, starting_split(self.env)))
             type(self)._made = made
         strategies: tuple[SearchStrategy[Any], SearchStrategy[Any], SearchStrategy[Scenario]] = made[1]
         return strategies

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from art_gym.messages import AssistantMessage, call, say
-from art_gym.scenarios import Scenario, Split
+from art_gym.scenarios import SPLITS, Scenario, Split
 from art_gym.spaces import ToolCallSpace
 from art_gym.testing._json_values import ANYTHING, json_values
 
@@ -105,6 +105,11 @@ def first_scenarios(env: gymnasium.Env[Any, Any], split: Split, count: int) -> l
     """Return the first scenarios of a split; None if the environment has no such method."""
     make = getattr(env.unwrapped, "scenarios", None)
     return list(itertools.islice(make(split), count)) if callable(make) else None
+
+
+def starting_split(env: gymnasium.Env[Any, Any]) -> Split:
+    """Return the first split that has a scenario, for an environment may be for evaluation only; "train" if none has."""
+    return next((split for split in SPLITS if first_scenarios(env, split, 1)), "train")
 
 
 def _sampled(space: gymnasium.Space[Any], seed: int) -> Any:

@@ -60,8 +60,9 @@ def check_transitions(
         examples: Lists of actions at most.
         invariants: Called with every `Transition`; an AssertionError says that something doesn't hold.
         target: Called with every `Transition`, returns a finite number: Hypothesis looks for lists of actions that make its largest larger.
-        settings: Hypothesis's settings to use as they are, instead of those built here: all phases but `explain`, no database, no deadline.
-            Their `max_examples` counts then, and not `examples`.
+        settings: Hypothesis's settings, instead of those built here, which have all phases but `explain`. Their `max_examples` counts then,
+            and not `examples`. Whatever they say, there is no deadline, no health check and no database: an example takes as long as the
+            environment does, and what is found comes with a script.
         seed: Makes the lists the same every time; None draws new ones at every call, under CI too.
 
     Raises:
@@ -72,7 +73,9 @@ def check_transitions(
     if examples < 1:
         raise UsageError(f"examples must be at least 1, not {examples}")
     factory = Factory(make)
-    settings = settings if settings is not None else _settings(examples)
+    settings = hypothesis.settings(
+        settings if settings is not None else _settings(examples), deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     with Search(factory, invariants, target, settings, seed) as search:
         return search.run()
@@ -115,13 +118,10 @@ def check_actions(
 def _settings(examples: int) -> hypothesis.settings:
     return hypothesis.settings(
         max_examples=examples,
-        database=None,
-        deadline=None,
         derandomize=False,
         verbosity=Verbosity.quiet,
         print_blob=False,
         report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, Phase.target, Phase.shrink],
     )
 

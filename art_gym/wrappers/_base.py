@@ -5,7 +5,6 @@ A wrapper keeps no copy of what belongs to the environment: attributes are looke
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -15,6 +14,7 @@ import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
 from art_gym import _calls
+from art_gym._snapshots import copy_in, copy_out
 from art_gym.messages import AssistantMessage, Observation
 
 Result: TypeAlias = tuple[Observation, Any, bool, bool, dict[str, Any]]
@@ -64,12 +64,12 @@ class MessageWrapper(gymnasium.Wrapper[Observation, AssistantMessage, Observatio
         Raises:
             AttributeError: The environment has no snapshots.
         """
-        return {"env": _snapshot(self.env), "wrapper": copy.deepcopy({name: getattr(self, name) for name in self._state})}
+        return {"env": _snapshot(self.env), "wrapper": copy_out({name: getattr(self, name) for name in self._state}, _layers(self))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a snapshot, of this instance or of another one that was made and wrapped alike."""
         _restore(self.env, state["env"])
-        vars(self).update(copy.deepcopy(dict(state["wrapper"])))
+        vars(self).update(copy_in(state["wrapper"], _layers(self)))
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether the wrapper or its environment has the attribute; there are snapshots only where the environment itself has them."""
@@ -96,7 +96,7 @@ def _snapshot(env: gymnasium.Env[Any, Any]) -> Any:
         return snapshot()
     if isinstance(env, gymnasium.Wrapper):
         own = {name: value for name, value in vars(env).items() if name not in _NOT_STATE}
-        return {"env": _snapshot(env.env), "wrapper": copy.deepcopy(own, _layers(env))}
+        return {"env": _snapshot(env.env), "wrapper": copy_out(own, _layers(env))}
     raise AttributeError(f"{env} has no snapshots: it needs the methods snapshot() and restore(state), as art_gym.ToolEnv has them")
 
 
@@ -105,13 +105,13 @@ def _restore(env: gymnasium.Env[Any, Any], state: Any) -> None:
         restore(state)
     elif isinstance(env, gymnasium.Wrapper):
         _restore(env.env, state["env"])
-        vars(env).update(copy.deepcopy(state["wrapper"], _layers(env)))
+        vars(env).update(copy_in(state["wrapper"], _layers(env)))
 
 
-def _layers(env: gymnasium.Env[Any, Any]) -> dict[int, Any]:
-    """Make a memo for `deepcopy` that leaves the environment and its wrappers as they are: what refers to one goes on referring to it."""
-    layers: dict[int, Any] = {id(env): env}
+def _layers(env: gymnasium.Env[Any, Any]) -> list[gymnasium.Env[Any, Any]]:
+    """Return a wrapper, what it wraps, and so on inwards: what a wrapper's state may refer to."""
+    layers = [env]
     while isinstance(env, gymnasium.Wrapper):
         env = env.env
-        layers[id(env)] = env
+        layers.append(env)
     return layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from art_gym._actions import text_of
+from art_gym._transcripts import new_messages
 from art_gym.episodes import TruncationReason
 from art_gym.messages import AssistantMessage, Message, Observation
 from art_gym.wrappers._base import MessageWrapper, Result
@@ -24,7 +26,7 @@ BYTES_PER_TOKEN = 4
 class _Limit(MessageWrapper, ABC):
     """A limit of something that an episode uses up; the step that reaches it is the last one."""
 
-    _state = ("_used", "_over")
+    _state: ClassVar[tuple[str, ...]] = ("_used", "_over")
     _reason: ClassVar[TruncationReason]
 
     def __init__(self, env: gymnasium.Env[Any, Any], limit: int, **arguments: Any) -> None:
@@ -33,12 +35,16 @@ class _Limit(MessageWrapper, ABC):
         self._used = 0
         self._over = False
 
+    def _opening_cost(self, observation: Observation) -> int:
+        """Return what a reset uses up."""
+        return 0
+
     @abstractmethod
-    def _cost(self, action: AssistantMessage | None, observation: Observation) -> int:
-        """Return what a step uses up; or a reset, which has no action."""
+    def _cost(self, action: AssistantMessage, observation: Observation) -> int:
+        """Return what a step uses up."""
 
     def _opened(self, observation: Observation, info: dict[str, Any]) -> tuple[Observation, dict[str, Any]]:
-        self._used, self._over = self._cost(None, observation), False
+        self._used, self._over = self._opening_cost(observation), False
         return observation, {"truncation": "", **info}
 
     def _around(self, action: AssistantMessage) -> AbstractContextManager[None]:
@@ -84,15 +90,16 @@ class TurnLimit(_Limit):
         """Actions after which an unfinished episode is truncated."""
         return self._limit
 
-    def _cost(self, action: AssistantMessage | None, observation: Observation) -> int:
-        return 0 if action is None else 1
+    def _cost(self, action: AssistantMessage, observation: Observation) -> int:
+        return 1
 
 
 class TokenLimit(_Limit):
     """Truncate an episode when its messages have used up a number of tokens: the observations', and the actions', from the reset on.
 
     The step that reaches the limit is still taken, with its reward, and is the last one; `info["truncation"]` is then "max_tokens". What the
-    chat template and the tool schemas add isn't counted.
+    chat template and the tool schemas add isn't counted. Around a wrapper that shows the whole transcript (see `Transcript`), each message
+    counts once.
 
     >>> import art_gym
     >>> env = TokenLimit(art_gym.make("art_gym/GuessNumber-v0"), max_tokens=100)
@@ -111,6 +118,7 @@ class TokenLimit(_Limit):
             count nothing.
     """
 
+    _state = (*_Limit._state, "_shown")
     _reason = "max_tokens"
 
     def __init__(self, env: gymnasium.Env[Any, Any], max_tokens: int, count: Callable[[Message], int] | None = None) -> None:
@@ -118,6 +126,7 @@ class TokenLimit(_Limit):
             raise TypeError(f"count must take a message and return its tokens, and {count!r} can't be called")
         super().__init__(env, _positive("max_tokens", max_tokens), max_tokens=max_tokens, count=count)
         self._count = count or _estimate
+        self._shown: Observation = ()
 
     @property
     def max_tokens(self) -> int:
@@ -129,8 +138,16 @@ class TokenLimit(_Limit):
         """Tokens used since the last reset."""
         return self._used
 
-    def _cost(self, action: AssistantMessage | None, observation: Observation) -> int:
-        messages: Iterable[Message] = observation if action is None else (wire_form(action), *observation)
+    def _opening_cost(self, observation: Observation) -> int:
+        self._shown = copy.deepcopy(observation)
+        return self._total(observation)
+
+    def _cost(self, action: AssistantMessage, observation: Observation) -> int:
+        new = new_messages(observation, self._shown)
+        self._shown = copy.deepcopy(observation)
+        return self._total([wire_form(action), *new])
+
+    def _total(self, messages: Iterable[Message]) -> int:
         return sum(self._tokens(message) for message in messages)
 
     def _tokens(self, message: Message) -> int:

@@ -167,12 +167,14 @@ def test_the_loss_of_a_real_batch_equals_an_independent_computation(finished_run
                     ratio = (scores[len(turn.prompt_ids) + offset - 1, token] - old).exp()
                     terms.append(-torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage))
     expected = torch.stack(terms).mean().item()
+    # Before the first step all ratios are near 1, and a group's advantages add up to 0: what is left of the terms is their rounding.
+    rounding = 1e-6 * torch.stack(terms).abs().mean().item()
 
     trainer = GRPOTrainer(
         load_policy(tiny_model, dtype="float32"), grpo_config(tmp_path), steps=[], processing_class=load_tokenizer(tiny_model), token_budget=300
     )
     trainer.current_gradient_accumulation_steps = 1
-    assert trainer.training_step(trainer.model, {"rows": rows}).item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert trainer.training_step(trainer.model, {"rows": rows}).item() == pytest.approx(expected, rel=1e-5, abs=rounding)
 
 
 def test_the_adapter_loads_in_plain_peft_and_equals_the_merged_weights(finished_run: Path, tiny_model: Path) -> None:

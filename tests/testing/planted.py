@@ -240,6 +240,49 @@ class LostReset(Counter):
         return f"The count is {self.total}."
 
 
+@bug("reset")
+class Opened(Counter):
+    """The reset forgets a field that is set once: the same actions would set it to the same again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: int | None = None
+
+    @tool
+    def open(self, box: Annotated[int, Field(ge=1, le=3)]) -> str:
+        """Open a box; only the first one counts."""
+        self.first = self.first or box
+        return f"Box {self.first} is open."
+
+
+@bug("reset")
+class Memo(Counter):
+    """The reset forgets what is memoised, though it depends on the episode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memo: dict[int, int] = {}
+
+    @tool
+    def look(self, place: Annotated[int, Field(ge=0, le=3)]) -> str:
+        """Look at a place."""
+        return f"There are {self.memo.setdefault(place, self.count)}."
+
+
+@bug("reset")
+class MemoOfTheSeed(Counter):
+    """The reset forgets what is memoised for each seed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memo: dict[int, int] = {}
+
+    @tool
+    def look(self) -> str:
+        """Look around."""
+        return f"There are {self.memo.setdefault(self.np_random_seed, self.count)}."
+
+
 @bug("reset", "determinism")
 class FirstSeedOnly(Counter):
     """The seed counts only for the first episode of an instance."""

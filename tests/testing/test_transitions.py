@@ -6,6 +6,8 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ import hypothesis
 import numpy as np
 import pytest
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit, TransformReward
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.stateful import run_state_machine_as_test
 
 import art_gym
 from art_gym import ToolEnv, call, calls, say, tool, wrappers
 from art_gym.errors import UsageError
-from art_gym.testing import Transition, TransitionReport, TransitionViolation, check_actions, check_transitions
+from art_gym.testing import ToolEnvMachine, Transition, TransitionReport, TransitionViolation, check_actions, check_transitions
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +153,19 @@ def test_settings_are_used_as_they_are():
     assert check_transitions(Door, examples=50, settings=settings).examples == 7
 
 
+def test_a_slow_environment_passes_with_settings_that_have_a_deadline(tmp_path):
+    class Slow(Door):
+        @tool
+        def push(self, force: int = 1) -> str:
+            """Push the door."""
+            time.sleep(0.02)
+            return "It moves."
+
+    settings = hypothesis.settings(max_examples=5, deadline=1, suppress_health_check=[], database=DirectoryBasedExampleDatabase(tmp_path))
+    assert check_transitions(Slow, settings=settings).examples == 5
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_random_generators_are_left_as_they_were():
     random.seed(3)
     np.random.seed(3)
@@ -165,6 +182,46 @@ def test_scenarios_with_options_are_where_episodes_start():
 
     check_transitions(Mailbox, examples=40, invariants=[note])
     assert seen == {"A0", "A1", "A2"}
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_episodes_start_from_the_first_split_that_is_not_empty(split):
+    class Evaluation(Mailbox):
+        def scenarios(self, asked, count=None):
+            return super().scenarios(asked, count if asked == split else 0)
+
+    class Machine(ToolEnvMachine):
+        make_env = Evaluation
+
+    run_state_machine_as_test(Machine, settings=hypothesis.settings(max_examples=3, database=None, deadline=None))
+    seen = set()
+    check_transitions(Evaluation, examples=20, invariants=[lambda transition: seen.add(transition.env.unwrapped.options["answer"])])
+    assert seen
+
+
+def test_an_environment_without_a_scenario_is_refused():
+    class Empty(Mailbox):
+        def scenarios(self, split, count=None):
+            return iter(())
+
+    with pytest.raises(ValueError, match="yields none: an episode needs one to start from"):
+        check_transitions(Empty, examples=20)
+
+
+def test_what_cannot_be_snapshotted_is_told_the_way_out():
+    class Locked(Door):
+        def start(self) -> str:
+            self.lock = threading.Lock()
+            return super().start()
+
+    class Unlocked(Locked):
+        snapshot = None
+        restore = None
+
+    violation = violation_of(Locked, examples=20)
+    assert violation.invariant == "snapshot"
+    assert "snapshot = restore = None" in violation.problem
+    assert any(entry.startswith("snapshot: Unlocked has no snapshot") for entry in check_transitions(Unlocked, examples=20).skipped)
 
 
 def test_what_the_environment_says_is_tried_as_an_argument():
@@ -214,7 +271,7 @@ def test_the_script_shows_the_violation(tmp_path):
     assert "ZeroDivisionError: integer division or modulo by zero" in done.stderr
 
 
-@pytest.mark.parametrize("bug", ["HashOrder", "WallClock", "SharedList", "ForgetfulSnapshot", "SharedOnce"])
+@pytest.mark.parametrize("bug", ["HashOrder", "WallClock", "SharedList", "ForgetfulSnapshot", "SharedOnce", "Opened", "Memo"])
 def test_the_script_shows_what_needs_other_instances_or_processes(planted, bug, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(violation_of(getattr(planted, bug), examples=200).script)

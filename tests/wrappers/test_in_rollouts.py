@@ -63,3 +63,20 @@ def test_added_reward_counts(vault: Any) -> None:
 def test_an_episode_has_the_reason_of_its_truncation(vault: Any, wrap: Any, reason: str, turns: int) -> None:
     episode, _ = play(lambda: wrap(vault()), say("Hm."))
     assert (episode.truncated, episode.truncation, len(episode.turns)) == (True, reason, turns)
+
+
+@pytest.mark.parametrize("outside", [Transcript, lambda env: TokenLimit(Transcript(env), 10_000)], ids=["outermost", "limit"])
+def test_the_agent_is_sent_each_message_of_a_transcript_once(vault: Any, outside: Any) -> None:
+    prompts: dict[bool, list[Any]] = {}
+
+    class Reader(Agent):
+        async def act(self, state: Any) -> Reply:
+            prompts[wrapped].append((list(state.messages), len(state.observation)))
+            return Reply(call("peek") if state.turn % 2 else say("Hm."))
+
+    for wrapped in (False, True):
+        prompts[wrapped] = []
+        (group,) = Runner((lambda: outside(vault())) if wrapped else vault, Reader(None)).collect([Scenario("s", 3)])
+        shown = [len(turn.observation) for turn in group.episodes[0].turns]
+        assert shown == [length for _, length in prompts[wrapped]] == ([2, 4, 6, 8, 10, 12] if wrapped else [2, 1, 1, 1, 1, 1])
+    assert [messages for messages, _ in prompts[True]] == [messages for messages, _ in prompts[False]]

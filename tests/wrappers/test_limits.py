@@ -8,7 +8,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from art_gym import call, calls, say
-from art_gym.wrappers import TokenLimit, TurnLimit
+from art_gym.wrappers import Redact, TokenLimit, Transcript, TurnLimit
 
 
 def flags(env: Any, *actions: Any, seed: int = 0, **options: Any) -> list[tuple[bool, bool, str]]:
@@ -25,6 +25,11 @@ def test_the_turn_that_reaches_the_limit_is_the_last_one(vault: Any) -> None:
     assert flags(env, say("1"), say("2")) == [RUNNING, (False, True, "max_turns")]
     with pytest.raises(ResetNeeded, match="truncated by max_turns: call reset first"):
         env.step(say("3"))
+
+
+@pytest.mark.parametrize("action", [None, {}, "Hm."], ids=repr)
+def test_an_action_that_is_no_message_is_a_turn(vault: Any, action: Any) -> None:
+    assert flags(TurnLimit(vault(), 2), action, action) == [RUNNING, (False, True, "max_turns")]
 
 
 def test_a_reset_counts_anew(vault: Any) -> None:
@@ -147,3 +152,61 @@ def test_a_counter_that_gives_no_count_is_refused(vault: Any, count: Any) -> Non
 def test_a_counter_must_be_callable(vault: Any) -> None:
     with pytest.raises(TypeError, match="can't be called"):
         TokenLimit(vault(), 5, "gpt2")
+
+
+@pytest.mark.parametrize("inside", [Transcript, lambda env: Redact(Transcript(env), "vault", "box")], ids=["transcript", "redacted"])
+def test_each_message_of_a_transcript_counts_once(vault: Any, inside: Any) -> None:
+    env = TokenLimit(inside(vault()), 10_000, lambda message: 1)
+    env.reset(seed=0)
+    used = []
+    for action in (say("Hm."), calls(("kick", {}), ("peek", {})), call("dial", code=100), None):
+        env.step(action)
+        used.append(env.tokens)
+    assert used == [4, 7, 9, 11]
+    env.reset(seed=0)
+    env.step(say("Hm."))
+    assert env.tokens == 4
+
+
+def test_a_transcript_without_an_opening_counts_once(vault: Any) -> None:
+    class Mute(vault):
+        instructions = ""
+
+        def start(self) -> None:
+            super().start()
+
+    env = TokenLimit(Transcript(Mute()), 10_000, lambda message: 1)
+    env.reset(seed=0)
+    env.step(say("Hm."))
+    env.step(say("Hm."))
+    assert env.tokens == 4
+
+
+def test_a_snapshot_tells_what_was_counted(vault: Any) -> None:
+    env, other = (TokenLimit(Transcript(vault()), 10_000, lambda message: 1) for _ in range(2))
+    env.reset(seed=0)
+    other.reset(seed=1)
+    env.step(say("Hm."))
+    other.restore(env.snapshot())
+    other.step(say("Hm."))
+    assert other.tokens == 6
+
+
+def test_a_caller_that_changes_the_observation_changes_no_count(vault: Any) -> None:
+    env: Any = TokenLimit(Transcript(vault()), 10_000, lambda message: 1)
+    observation, _ = env.reset(seed=0)
+    observation[0]["content"] = "scribbled"
+    env.step(say("Hm."))
+    assert env.tokens == 4
+
+
+def test_messages_that_are_said_again_count_again(plain: Any) -> None:
+    class Parrot(plain):
+        def step(self, action: Any) -> Any:
+            opening = {"role": "user", "content": f"start {self.start}"}
+            return (opening, {"role": "user", "content": "again"}), 0.0, False, False, {}
+
+    env = TokenLimit(Parrot(), 10_000, lambda message: 1)
+    env.reset(seed=0)
+    env.step(say("Hm."))
+    assert env.tokens == 4
