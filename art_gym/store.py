@@ -142,10 +142,6 @@ class Journal:
         """Episodes by id. Where an id was appended again (a failed episode that was played again), the last one stands."""
         return {episode.id: episode for episode in self.read()}
 
-    def ids(self) -> set[str]:
-        """Return the ids of the episodes."""
-        return {episode.id for episode in self.read()}
-
     def close(self) -> None:
         """Close the file; it is opened again when something is appended."""
         with self._lock:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +45,6 @@ class Silent(ToolEnv):
 class NeedsExtra(ToolEnv):
     def __init__(self) -> None:
         raise MissingExtra("the map", extra="maps", package="maps")
-
-
-@pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
-    importlib.import_module("art_gym_envs")  # which registers once: what a test registers is forgotten after it
-    before = dict(gymnasium.registry)
-    yield
-    gymnasium.registry.clear()
-    gymnasium.registry.update(before)
 
 
 def test_a_registered_environment_is_made_with_its_options() -> None:

@@ -75,7 +75,7 @@ def test_labels_and_ids(open_store):
     store.journal("train-0002").append(episode("x"), episode("y"))
     store.journal("eval-after").append(episode("z"))
     assert store.labels() == ["eval-after", "train-0002"]
-    assert store.journal("train-0002").ids() == {"x", "y"}
+    assert store.journal("train-0002").latest().keys() == {"x", "y"}
 
 
 def test_the_last_record_of_an_id_stands(open_store):
@@ -95,7 +95,7 @@ def test_what_json_cannot_hold_is_refused_whole(open_store, value):
     journal = open_store().journal("a")
     with pytest.raises(ValueError, match="'bad' can't be written as JSON"):
         journal.append(episode("good"), episode_with(value))
-    assert journal.ids() == set()
+    assert journal.latest().keys() == set()
 
 
 def episode_with(metric) -> Episode:
@@ -120,7 +120,7 @@ def test_a_torn_last_line_is_skipped_and_then_removed(tmp_path, open_store, tail
     with path.open("ab") as file:
         file.write(tail)
     journal = open_store().journal("a")
-    assert journal.ids() == {"x"}
+    assert journal.latest().keys() == {"x"}
     journal.append(episode("y"))
     assert [each.id for each in journal.read()] == ["x", "y"]
     assert len(path.read_bytes().splitlines()) == 2
@@ -131,9 +131,9 @@ def test_a_file_that_is_one_torn_line_starts_anew(tmp_path, open_store):
     path.parent.mkdir()
     path.write_bytes(b'{"id": ' + b"1" * 200_000)
     journal = open_store().journal("a")
-    assert journal.ids() == set()
+    assert journal.latest().keys() == set()
     journal.append(episode("x"))
-    assert journal.ids() == {"x"}
+    assert journal.latest().keys() == {"x"}
 
 
 def test_damage_in_the_middle_is_an_error_that_names_the_line(open_store):
@@ -166,7 +166,7 @@ def test_threads_append_whole_lines(open_store):
     journal = open_store().journal("a")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: journal.append(episode(str(number))), range(100)))
-    assert journal.ids() == {str(number) for number in range(100)}
+    assert journal.latest().keys() == {str(number) for number in range(100)}
 
 
 SMALL_DISK = """

@@ -6,7 +6,7 @@ from types import TracebackType
 
 from art_gym.engine._http import StatusError, request
 from art_gym.engine.control import ControlledServer
-from art_gym.errors import EngineError, UsageError
+from art_gym.errors import UsageError
 
 
 class AttachedEngine(ControlledServer):
@@ -57,17 +57,6 @@ class AttachedEngine(ControlledServer):
 
     def log_tail(self, lines: int = 30) -> str:
         return ""
-
-    def ping(self, *, timeout: float = 5.0) -> None:
-        """Look whether the server answers now.
-
-        Raises:
-            EngineError: It doesn't.
-        """
-        try:
-            request(f"{self.base_url}/models", timeout=timeout, api_key=self.api_key)
-        except (StatusError, OSError) as error:
-            raise EngineError(f"no answer from {self.base_url}: {error}") from error
 
     def __enter__(self) -> AttachedEngine:
         return self.start()

@@ -6,11 +6,9 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from art_gym.testing._factory import Factory
 from art_gym.testing._layers import Layers
-from art_gym.testing._outcomes import Walk, play
+from art_gym.testing._outcomes import Walk
 from art_gym.testing._replica import NoReplica, Replica
-from art_gym.testing._walk import kept_generators
 from art_gym.testing._watch import Broken
 
 _TICK = 1.1
@@ -24,12 +22,6 @@ class Elsewhere:
     walk: Walk
     texts: list[str]
     began: float
-
-
-def texts_here(factory: Factory, walk: Walk, layers: Layers) -> list[str]:
-    """Play the walk in this process, in a new environment, and return its outcomes as text."""
-    with kept_generators(), contextlib.closing(factory()) as env:
-        return [outcome.text for outcome in play(env, walk, layers.ignored)]
 
 
 def named(replica: Replica, walk: Walk, layers: Layers, problem: str, seen: Elsewhere) -> Broken:

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 
 from art_gym.testing._factory import Factory, Unshippable, load
 from art_gym.testing._layers import Layers
-from art_gym.testing._outcomes import Walk, play
-from art_gym.testing._walk import WalkChecker, kept_generators
+from art_gym.testing._outcomes import Walk
+from art_gym.testing._walk import WalkChecker, fresh_texts
 from art_gym.testing._watch import Broken
 
 _SECONDS = 120.0
@@ -179,19 +179,10 @@ def _respond(factory: Factory, request: Any) -> Any:
     if request[0] == "texts":
         _, walks, ignored, other_clock = request
         with _clock.shifted() if other_clock else contextlib.nullcontext():
-            return [_texts(factory, walk, ignored) for walk in walks]
+            return [fresh_texts(factory, walk, ignored) for walk in walks]
     probe = factory()
     found = WalkChecker(factory, Layers(probe)).check(request[1])
     return (found.invariant, found.problem) if isinstance(found, Broken) else None
-
-
-def _texts(factory: Factory, walk: Walk, ignored: str | None) -> list[str]:
-    with kept_generators():
-        env = factory()
-        texts = [outcome.text for outcome in play(env, walk, ignored)]
-        with contextlib.suppress(Exception):
-            env.close()
-    return texts
 
 
 def _in_fork(work: Callable[[], Any]) -> tuple[str, Any]:

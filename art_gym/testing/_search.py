@@ -22,14 +22,14 @@ from hypothesis.errors import Flaky, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from art_gym.errors import UsageError
-from art_gym.testing._elsewhere import Elsewhere, named, texts_here
+from art_gym.testing._elsewhere import Elsewhere, named
 from art_gym.testing._factory import Factory
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Walk, brief, compare_texts, frozen
 from art_gym.testing._replica import NoReplica, Replica
 from art_gym.testing._report import TransitionReport, TransitionViolation, told
 from art_gym.testing._simplify import simplified
-from art_gym.testing._walk import Played, WalkChecker
+from art_gym.testing._walk import Played, WalkChecker, fresh_texts
 from art_gym.testing._walks import known_starts, plain_actions, walks
 from art_gym.testing._watch import Broken, Invariant, Transition
 
@@ -253,7 +253,7 @@ class Search:
         return self._violation(walk, named(replica, walk, self._layers, self._other_outcome(replica, walk) or problem, seen))
 
     def _other_outcome(self, replica: Replica, walk: Walk) -> str:
-        return compare_texts(texts_here(self._factory, walk, self._layers), replica.texts([walk], self._layers.ignored)[0])
+        return compare_texts(fresh_texts(self._factory, walk, self._layers.ignored), replica.texts([walk], self._layers.ignored)[0])
 
     def _skip_other_processes(self, why: str) -> None:
         self._replica = None

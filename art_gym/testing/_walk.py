@@ -399,6 +399,15 @@ def _seed_generators(number: int) -> None:
     np.random.seed(number)
 
 
+def fresh_texts(make: Callable[[], Env], walk: Walk, ignored: str | None) -> list[str]:
+    """Play the walk in a new environment and return its outcomes as text; the process's random generators are as before afterwards."""
+    with kept_generators():
+        env = make()
+        texts = _texts(env, walk, ignored, [])
+        _close_quietly(env)
+    return texts
+
+
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
     """Put the process's random generators back at the end."""

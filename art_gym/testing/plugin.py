@@ -1,6 +1,6 @@
 """The pytest plugin: `pytest --art-gym-envs my_package` checks every environment of a package.
 
-pytest loads it in every session, so that it imports nothing before it is asked for something. What is checked belongs to
+pytest loads it in every session; beyond `art_gym` itself it imports nothing before it is asked for something. What is checked belongs to
 `art_gym.testing.conformance`.
 """
 

@@ -12,7 +12,7 @@ import gymnasium
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from art_gym.messages import AssistantMessage, call, say
+from art_gym.messages import AssistantMessage, say
 from art_gym.scenarios import SPLITS, Scenario, Split
 from art_gym.spaces import ToolCallSpace
 from art_gym.testing._json_values import ANYTHING, json_values
@@ -265,6 +265,3 @@ _BREAKS: list[_Break] = [
     _break_name, _break_arguments, _break_arguments, _cut_arguments, _add_argument, _drop_argument, _change_argument, _change_argument,
     _read_arguments, _break_call, _drop_key, _break_id,
 ]  # fmt: skip
-
-UNKNOWN_CALL = call("nothing_of_that_name")
-"""An action that any environment of tools answers without anything happening."""

@@ -18,30 +18,9 @@ from art_gym.cli.app import app
 from art_gym.cli.config import EngineSection
 from art_gym_envs import GuessNumber
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 LOOKUP = "art_gym/Lookup-v0"
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def refused(capsys, tmp_path):
-    """Run a wrong request; it must end with code 2 and one line, and leave nothing. Gives the line."""
-
-    def run(*arguments: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        assert main(arguments) == 2
-        output = capsys.readouterr()
-        assert output.out == ""
-        (line,) = output.err.splitlines()
-        assert line.startswith("error: ")
-        assert sorted(tmp_path.rglob("*")) == before
-        return line.removeprefix("error: ")
-
-    return run
 
 
 def test_an_unknown_environment(refused):

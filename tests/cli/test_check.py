@@ -4,12 +4,12 @@ import subprocess
 import sys
 import time
 
-import gymnasium
 import pytest
 
-import art_gym
 from art_gym.cli import main
 from art_gym.testing.conformance import CHECKS
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 GUESS = "art_gym/GuessNumber-v0"
 
@@ -34,16 +34,6 @@ register("leaky/Leaky-v0", "LEAKY:Leaky")
 '''
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    art_gym.env_ids()
-    before = dict(gymnasium.registry)
-    yield
-    gymnasium.registry.clear()
-    gymnasium.registry.update(before)
-
-
 @pytest.fixture
 def leaky(tmp_path, monkeypatch, request):
     """The id of an environment with a bug, in a module of its own."""
@@ -51,22 +41,6 @@ def leaky(tmp_path, monkeypatch, request):
     (tmp_path / f"{name}.py").write_text(LEAKY.replace("LEAKY", name))
     monkeypatch.syspath_prepend(tmp_path)
     return f"{name}:leaky/Leaky-v0"
-
-
-@pytest.fixture
-def refused(capsys, tmp_path):
-    """Run a wrong request; it must end with code 2 and one line, and leave nothing. Gives the line."""
-
-    def run(*arguments: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        assert main(["check", *arguments]) == 2
-        output = capsys.readouterr()
-        assert output.out == ""
-        (line,) = output.err.splitlines()
-        assert sorted(tmp_path.rglob("*")) == before
-        return line.removeprefix("error: ")
-
-    return run
 
 
 @pytest.mark.slow
@@ -95,12 +69,12 @@ def test_a_bug_is_reported_with_a_script_that_reproduces_it(capsys, tmp_path, le
 
 
 def test_an_unknown_environment(refused):
-    assert refused("art_gym/Lokup-v0") == "unknown environment 'art_gym/Lokup-v0'; did you mean 'art_gym/Lookup-v0'?"
-    assert refused("no_such_package:a/B-v0").startswith("can't import 'no_such_package' for 'no_such_package:a/B-v0'")
+    assert refused("check", "art_gym/Lokup-v0") == "unknown environment 'art_gym/Lokup-v0'; did you mean 'art_gym/Lookup-v0'?"
+    assert refused("check", "no_such_package:a/B-v0").startswith("can't import 'no_such_package' for 'no_such_package:a/B-v0'")
 
 
 def test_an_environment_of_another_kind(refused):
-    assert refused("CartPole-v1").startswith("CartPole-v1 is no environment of chat messages and tool calls")
+    assert refused("check", "CartPole-v1").startswith("CartPole-v1 is no environment of chat messages and tool calls")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +87,7 @@ def test_an_environment_of_another_kind(refused):
     ],
 )
 def test_a_wrong_request(refused, arguments, text):
-    assert text in refused(*arguments)
+    assert text in refused("check", *arguments)
 
 
 @pytest.mark.slow

@@ -10,27 +10,7 @@ import pytest
 
 from art_gym.cli import main
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def refused(capsys, tmp_path):
-    """Run a wrong request; it must end with code 2 and one line, and leave everything as it was. Gives the line."""
-
-    def run(*arguments: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        assert main(["new", *arguments]) == 2
-        output = capsys.readouterr()
-        assert output.out == ""
-        (line,) = output.err.splitlines()
-        assert sorted(tmp_path.rglob("*")) == before
-        return line.removeprefix("error: ")
-
-    return run
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -131,24 +111,24 @@ def test_the_class_is_named_after_the_package(tmp_path, name, class_name):
     ],
 )
 def test_a_name_that_can_not_be_used(refused, name, text):
-    assert text in refused("--", name)
+    assert text in refused("new", "--", name)
 
 
 def test_a_folder_that_is_there(refused, tmp_path):
     (tmp_path / "my_task").mkdir()
-    assert refused("my_task") == "my_task exists already; choose another name, or another folder with --dir"
+    assert refused("new", "my_task") == "my_task exists already; choose another name, or another folder with --dir"
     (tmp_path / "other_task").symlink_to("nowhere")
-    assert "other_task exists already" in refused("other_task")
+    assert "other_task exists already" in refused("new", "other_task")
 
 
 def test_a_folder_that_is_not_there(refused, tmp_path):
-    assert refused("my_task", "--dir", "nowhere") == "there is no folder nowhere; make it first, or give another --dir"
+    assert refused("new", "my_task", "--dir", "nowhere") == "there is no folder nowhere; make it first, or give another --dir"
     (tmp_path / "file").write_text("")
-    assert refused("my_task", "--dir", "file") == "there is no folder file; make it first, or give another --dir"
+    assert refused("new", "my_task", "--dir", "file") == "there is no folder file; make it first, or give another --dir"
 
 
 def test_a_folder_that_can_not_be_written(refused):
-    line = refused("my_task", "--dir", "/proc")
+    line = refused("new", "my_task", "--dir", "/proc")
     assert line.startswith("can't write the folder /proc/my_task: ")
     assert line.endswith("; give another --dir")
 
@@ -162,4 +142,4 @@ def test_nothing_half_made_is_left(refused, monkeypatch):
         return write_text(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "write_text", fail_later)
-    assert refused("my_task") == "can't write the folder my_task: No space left on device; give another --dir"
+    assert refused("new", "my_task") == "can't write the folder my_task: No space left on device; give another --dir"

@@ -3,7 +3,7 @@
 import pytest
 
 from art_gym.engine import AttachedEngine
-from art_gym.errors import EngineError, UsageError
+from art_gym.errors import UsageError
 
 
 def serve(endpoint, *names: str) -> None:
@@ -30,7 +30,6 @@ def test_the_only_model_is_taken(endpoint):
         assert engine.model == "only"
         assert engine.models() == ["only"]
         engine.check()
-        engine.ping()
         assert engine.log_tail() == ""
 
 
@@ -50,8 +49,6 @@ def test_a_model_that_is_not_served_is_told(endpoint):
 def test_no_server_is_told():
     with pytest.raises(UsageError, match=r"no server answers at http://127.0.0.1:9/v1: .*refused.*; start it, or correct the address"):
         AttachedEngine("127.0.0.1:9").start()
-    with pytest.raises(EngineError, match=r"no answer from http://127.0.0.1:9/v1"):
-        AttachedEngine("127.0.0.1:9").ping()
 
 
 def test_a_server_of_another_kind_is_told(endpoint):

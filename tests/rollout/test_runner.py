@@ -451,7 +451,7 @@ async def test_episodes_are_on_disk_before_their_group_is_yielded(open_store):
     async for group in Runner(Steps, Agent(), group_size=3, concurrency=2).run(scenarios(4), journal=store.journal("train-0001")):
         on_disk = open_store().journal("train-0001").latest()
         assert [on_disk[episode.id] for episode in group.episodes] == group.episodes
-    assert store.journal("train-0001").ids() == {f"train-0001/{index}/{member}" for index in range(4) for member in range(3)}
+    assert store.journal("train-0001").latest().keys() == {f"train-0001/{index}/{member}" for index in range(4) for member in range(3)}
 
 
 async def test_an_episode_is_on_disk_as_soon_as_it_ends(open_store):
@@ -460,7 +460,7 @@ async def test_an_episode_is_on_disk_as_soon_as_it_ends(open_store):
     async with aclosing(Runner(Steps, agent, concurrency=2).run(scenarios(), journal=journal)) as groups:
         waiting = asyncio.ensure_future(anext(groups))
         await asyncio.sleep(0.3)
-        assert "a/1/0" in journal.ids()
+        assert "a/1/0" in journal.latest()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 

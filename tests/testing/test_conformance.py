@@ -4,7 +4,6 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -139,15 +138,6 @@ class Drifting(Boxes):
     @tool
     def clock(self) -> str:
         return str(time.monotonic_ns())
-
-
-@pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
-    art_gym.env_ids()
-    before = dict(gymnasium.registry)
-    yield
-    gymnasium.registry.clear()
-    gymnasium.registry.update(before)
 
 
 def registered(env: type[ToolEnv]) -> str:
