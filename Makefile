@@ -28,7 +28,7 @@ test: setup ## Run every test, with real vLLM servers and real training
 	@$(BIN)/python -m pytest
 
 test-fast: setup ## Run the quick tests, those that need neither vLLM nor torch
-	@$(BIN)/python -m pytest -m "not vllm and not train and not slow"
+	@$(BIN)/python -m pytest -m "not vllm and not train and not slow" -n auto --dist worksteal
 
 check: setup ## Lint, check types and the layering of imports, build the docs strictly
 	$(BIN)/ruff check

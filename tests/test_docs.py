@@ -39,9 +39,15 @@ def commands(program: str) -> list[tuple[str, str]]:
     return found
 
 
+SLOW = {"docs/property-tests.md"}
+"""Pages whose snippets take more than a few seconds."""
+
+
 def run_of(page: Path, marker: str):
     name = str(page.relative_to(ROOT))
-    return pytest.param(page, marker, id=f"{name}-{marker}", marks=getattr(pytest.mark, marker)) if marker else pytest.param(page, "", id=name)
+    if marker:
+        return pytest.param(page, marker, id=f"{name}-{marker}", marks=getattr(pytest.mark, marker))
+    return pytest.param(page, "", id=name, marks=[pytest.mark.slow] if name in SLOW else [])
 
 
 RUNS = [run_of(page, marker) for page in PAGES for marker in MARKERS if any(marker == wanted for wanted, _, _ in snippets(page))]

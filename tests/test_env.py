@@ -543,7 +543,6 @@ def test_an_environment_without_a_class_of_its_own_takes_tools() -> None:
         ({"shout": shout}, "tools must be a list of functions and Tools, not dict"),
         ([sum], "tool 'sum': parameter 'iterable' can't be passed by name"),
     ],
-    ids=str,
 )
 def test_what_is_no_tool_is_refused(tools: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):

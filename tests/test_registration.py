@@ -78,7 +78,6 @@ def test_registering_something_else_under_the_same_id_is_an_error(entry_point: s
         ("tests/A-v0", GUESS, {"x": object()}, "JSON-serialisable"),
         ("tests/A-v0", GUESS, {"x": (1, 2)}, "stay the same through JSON"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_registered(id_: str, entry_point: Any, options: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):

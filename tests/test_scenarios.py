@@ -138,7 +138,6 @@ def test_rows_are_read_one_at_a_time() -> None:
         ([{"key": True}], {"id": "key"}, TypeError, "row 0 has no id"),
         ([{"key": 1.5}], {"id": lambda row: row["key"]}, TypeError, "row 0 has no id: what id= returned must be text"),
     ],
-    ids=str,
 )
 def test_rows_that_are_none_are_told(rows: Any, options: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):

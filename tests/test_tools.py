@@ -624,7 +624,6 @@ def test_a_number_that_python_does_not_write_is_refused() -> None:
         ([{"type": ["text"]}], '[{"type": ["text"]}]'),
         (types.MappingProxyType({"a": 1}), '{"a": 1}'),
     ],
-    ids=str,
 )
 def test_results(result: Any, content: Any) -> None:
     assert result_content("t", result) == content

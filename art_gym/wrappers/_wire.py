@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from art_gym._actions import message_of, printable, read_action
@@ -83,16 +83,6 @@ def _text(arguments: Any) -> str:
     """Return a call's arguments as text: as the model wrote them, or as JSON where the endpoint has read them already."""
     if arguments is None:
         return ""
-    if isinstance(arguments, str):
-        return printable(arguments)
-    writers: tuple[Callable[[Any], str], ...] = (_json_text, repr)
-    for write in writers:
-        try:
-            return printable(write(arguments))
-        except _UNWRITABLE:
-            continue
-    return type(arguments).__name__
-
-
-def _json_text(arguments: Any) -> str:
-    return json.dumps(arguments, ensure_ascii=False, default=str)
+    # By way of their JSON form, so that an action and its recorded form are shown in the same words.
+    written = arguments if isinstance(arguments, str) else _json_arguments(arguments)
+    return printable(written if isinstance(written, str) else json.dumps(written, ensure_ascii=False))

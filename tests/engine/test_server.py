@@ -16,7 +16,7 @@ import pytest
 from art_gym.engine import Engine, EngineConfig
 from art_gym.errors import EngineError, MissingExtra, UsageError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux")]
 
 
 def test_start_returns_when_the_server_answers_and_stop_leaves_no_process(fake):

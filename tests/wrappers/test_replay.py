@@ -277,6 +277,17 @@ def test_a_divergence_reads_as_one_line(divergence: Divergence, text: str) -> No
     assert str(divergence) == text
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [b"{}", {"x": float("nan")}, [float("inf")], {3: 4}, 10**5000, object()],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_arguments_that_are_no_json_are_replayed(vault: Any, wrap: Any, tmp_path: Path, arguments: Any) -> None:
+    action = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "peek", "arguments": arguments}}]}
+    assert str(replay(wrap(vault()), recorded(wrap(vault()), tmp_path, [action, call("peek")]))) == "None"
+
+
 @given(st.data())
 @settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 def test_whatever_a_model_wrote_is_replayed(vault: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
