@@ -60,33 +60,47 @@ def test_steps_are_dealt_evenly_and_never_empty() -> None:
     assert split_steps([], 8) == []
 
 
+def row_of(index: int, token_ids: list[int]) -> Row:
+    length = len(token_ids)
+    return Row(TokenSequence(f"e{index}", token_ids, [False] * (length - 1) + [True], [0.0] * length, [0] * length), 1.0)
+
+
 def rows_of(lengths: list[int]) -> list[Row]:
-    return [
-        Row(TokenSequence(f"e{index}", list(range(length)), [False] * (length - 1) + [True], [0.0] * length, [0] * length), 1.0)
-        for index, length in enumerate(lengths)
-    ]
+    """Rows that have nothing in common."""
+    return [row_of(index, [1000 * index + place for place in range(length)]) for index, length in enumerate(lengths)]
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 400))
-def test_micro_batches_keep_every_row_and_the_budget(lengths: list[int], budget: int) -> None:
-    rows = rows_of(lengths)
-    batches = micro_batches(rows, budget)
+def computed(batch: list[Row], shared: bool) -> int:
+    if not shared:
+        return len(batch) * max(len(row.sequence) for row in batch)
+    return len({tuple(row.sequence.token_ids[: end + 1]) for row in batch for end in range(len(row.sequence))})
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12), st.integers(1, 40), st.booleans())
+def test_micro_batches_keep_every_row_and_the_budget(sequences: list[list[int]], budget: int, shared: bool) -> None:
+    rows = [row_of(index, token_ids) for index, token_ids in enumerate(sequences)]
+    batches = micro_batches(rows, budget, shared=shared)
     assert sorted(row.sequence.episode_id for batch in batches for row in batch) == sorted(row.sequence.episode_id for row in rows)
-    # These rows all begin alike, so that a micro-batch holds the shortest row's prompt once.
-    shared = min(lengths) - 1
     for batch in batches:
-        computed = shared + len(batch) * (max(len(row.sequence) for row in batch) - shared)
-        assert computed <= budget or len(batch) == 1
+        assert len(batch) == 1 or computed(batch, shared) <= budget
 
 
-def test_long_rows_are_cut_off_where_padding_the_short_ones_would_cost_more() -> None:
-    # One pass: 10 + 5 * 190 = 960 tokens. Cut after the long row: 10 + 190, and 10 + 4 * 20, which is 290 in all.
-    batches = micro_batches(rows_of([30, 200, 30, 30, 11]), 10_000)
-    assert [[len(row.sequence) for row in batch] for batch in batches] == [[200], [30, 30, 30, 11]]
+def test_rows_that_begin_alike_are_computed_together() -> None:
+    prompts = [[number] * 50 for number in (1, 2)]
+    rows = [row_of(index, [*prompts[index % 2], 10 + index]) for index in range(8)]
+    batches = micro_batches(rows, 60)
+    assert [sorted(row.sequence.token_ids[0] for row in batch) for batch in batches] == [[1] * 4, [2] * 4]
 
 
-def test_rows_alike_in_length_stay_together() -> None:
-    assert len(micro_batches(rows_of([40] * 8), 10_000)) == 1
+def test_a_tree_is_cut_only_where_the_budget_asks_for_it() -> None:
+    assert len(micro_batches(rows_of([30, 200, 30, 30, 11]), 10_000)) == 1
+    assert len(micro_batches(rows_of([40] * 8), 160)) == 2
+
+
+def test_padded_rows_are_cut_where_padding_the_short_ones_would_cost_more() -> None:
+    # One pass: 5 * 200 = 1000 tokens. Cut after the long row: 200 + 4 * 30, and 32 for a pass.
+    batches = micro_batches(rows_of([30, 200, 30, 30, 11]), 10_000, shared=False)
+    assert [[len(row.sequence) for row in batch] for batch in batches] == [[11, 30, 30, 30], [200]]
 
 
 def test_rows_are_padded_prompt_left_and_completion_right() -> None:

@@ -10,8 +10,10 @@ torch = pytest.importorskip("torch")
 
 from art_gym.episodes import Episode, Failure  # noqa: E402
 from art_gym.errors import UsageError  # noqa: E402
+from art_gym.registration import make  # noqa: E402
 from art_gym.rollout import Runner  # noqa: E402
 from art_gym.scenarios import Scenario  # noqa: E402
+from art_gym.wrappers import Transcript  # noqa: E402
 from art_gym_agents import ScriptedAgent  # noqa: E402
 from art_gym_agents.warmstart import script_for  # noqa: E402
 from art_gym_trainers.policy import load_policy, load_tokenizer  # noqa: E402
@@ -34,6 +36,15 @@ def test_only_what_the_assistant_says_is_learned_and_its_end_token_with_it(tiny_
     assert len(example["labels"]) == len(example["input_ids"])
     guesses = [turn.action["tool_calls"][0]["function"]["arguments"] for turn in episode.turns]
     assert learned == "".join(f'<tool_call>\n{{"name": "guess", "arguments": {arguments}}}\n</tool_call><|im_end|>' for arguments in guesses)
+
+
+def test_an_episode_that_shows_the_whole_transcript_is_learned_as_any_other(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(tiny_model)
+    env_id = "art_gym/GuessNumber-v0"
+    agent = ScriptedAgent(script_for(env_id), name="script")
+    starts = [Scenario(f"s{seed}", seed) for seed in range(3)]
+    wrapped = [group.episodes[0] for group in Runner(lambda: Transcript(make(env_id)), agent).collect(starts)]
+    assert episode_examples(wrapped, tokenizer) == episode_examples(scripted_episodes(3), tokenizer)
 
 
 def test_the_loss_falls_on_the_scripts_own_episodes(tiny_model: Path, tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback
 
 from art_gym.errors import UsageError
-from art_gym_trainers.policy import add_scoring_head
+from art_gym_trainers.lora import fuse_lora
 from art_gym_trainers.rows import Row, collate, micro_batches
+from art_gym_trainers.scoring import TreeBatch, add_scoring
 
 # Losses that average over rows or tokens of a micro-batch, and so need its share of the optimiser step as a weight.
 _ROW_MEAN_LOSSES = ("grpo", "dr_grpo")
@@ -150,7 +151,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         # TRL asks for prompts and a reward function, neither of which is used: rows arrive with tokens and advantages.
         prompts = Dataset.from_dict({"prompt": [""]})
         super().__init__(model, _no_reward, args, train_dataset=prompts, processing_class=processing_class, **kwargs)
-        add_scoring_head(self.model.get_base_model(), self.temperature)
+        self._batch = add_scoring(self.model.get_base_model())
+        fuse_lora(self.model)
         self.remove_callback(PrinterCallback)
         self.steps = steps
         self.token_budget = token_budget
@@ -182,10 +184,13 @@ class GRPOTrainer(trl.GRPOTrainer):
         model.train()
         rows: list[Row] = inputs["rows"]
         sampled = sum(sum(row.sequence.sampled) for row in rows)
-        batches = micro_batches(rows, self.token_budget)
+        batches = micro_batches(rows, self.token_budget, shared=self._batch is TreeBatch)
         total = torch.zeros((), device=self.args.device)
         for index, batch in enumerate(batches):
             tensors = collate(batch, self.processing_class.pad_token_id, sampled, self.args.device)
+            self._scored = self._batch.build(
+                [row.sequence.token_ids for row in batch], [row.sequence.sampled for row in batch], self.args.device
+            )
             last = index == len(batches) - 1
             with self.accelerator.no_sync(model) if not last else contextlib.nullcontext(), self.compute_loss_context_manager():
                 loss = self.compute_loss(model, tensors) * self._share(batch, rows)
@@ -241,25 +246,14 @@ class GRPOTrainer(trl.GRPOTrainer):
         compute_aux_loss: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Log-probabilities and entropies (B, T) of the completion, zero where nothing was sampled.
-
-        Rows are moved to the left edge, so that a causal mask is all that attention needs: with a padding mask, the CPU takes a slower path.
-        """
-        sampled = torch.zeros_like(input_ids, dtype=torch.bool)
-        sampled[:, -logits_to_keep:] = self._inputs["tool_mask"].bool()
-        left_padding = attention_mask.argmax(1, keepdim=True)
-        width = input_ids.size(1)
-        shifted = (torch.arange(width, device=input_ids.device)[None] + left_padding).clamp(max=width - 1)
-        inside = torch.arange(width, device=input_ids.device)[None] < width - left_padding
-        scored = sampled.gather(1, shifted) & inside
+        """Log-probabilities and entropies (B, T) of the completion, zero where nothing was sampled."""
+        mask = self._inputs["tool_mask"].bool()
         with self.accelerator.autocast():
-            logprobs, entropies = model(input_ids=input_ids.gather(1, shifted), scored=scored)
-        # Both masks list a row's sampled tokens in the same order, so the values go back to where they came from.
-        completion_mask = sampled[:, -logits_to_keep:]
-        empty = torch.zeros(completion_mask.shape, dtype=logprobs.dtype, device=logprobs.device)
-        per_token = empty.masked_scatter(completion_mask, logprobs)
-        self._count(logprobs.detach(), entropies, completion_mask)
-        return per_token, empty.masked_scatter(completion_mask, entropies), None
+            logprobs, entropies = model(batch=self._scored, temperature=self.temperature)
+        # Both list the sampled tokens row by row.
+        empty = torch.zeros(mask.shape, dtype=logprobs.dtype, device=logprobs.device)
+        self._count(logprobs.detach(), entropies, mask)
+        return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropies), None
 
     def _count(self, logprobs: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor) -> None:
         statistics = self._statistics

@@ -11,6 +11,7 @@ import torch
 from art_gym.episodes import EpisodeGroup
 from art_gym_trainers.advantages import AdvantageScale, episode_advantages
 from art_gym_trainers.sequences import TokenSequence, episode_sequences
+from art_gym_trainers.trees import common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +93,34 @@ def split_steps(groups: list[list[Row]], steps: int) -> list[list[Row]]:
 _PASS_TOKENS = 32
 
 
-def micro_batches(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
-    """Cut rows into micro-batches, each within `token_budget`, so that the least is computed in all.
+def micro_batches(rows: Sequence[Row], token_budget: int, *, shared: bool = True) -> list[list[Row]]:
+    """Cut rows into micro-batches of at most `token_budget` tokens, so that the least is computed in all.
 
-    A micro-batch computes the tokens that all rows begin with once, and the rest of each row padded to the longest. Rows are sorted by length,
-    longest first, and the best places to cut are found by dynamic programming. A row longer than the budget makes a micro-batch of its own.
+    A micro-batch computes each token of its rows' tree once (`art_gym_trainers.trees`). In lexicographic order rows that begin alike stand
+    together, and the tokens of a run of rows are what each adds to the one before it. With `shared=False` it computes each row padded to the
+    longest, and rows are sorted by length. The best places to cut are found by dynamic programming. A row longer than the budget makes a
+    micro-batch of its own.
     """
-    ordered = sorted(rows, key=lambda row: len(row.sequence), reverse=True)
-    lengths = [len(row.sequence) for row in ordered]
-    shared = _common_prefix(ordered)
+    ordered = sorted(rows, key=(lambda row: row.sequence.token_ids) if shared else (lambda row: len(row.sequence)))
+    ids = [row.sequence.token_ids for row in ordered]
+    again = [0, *(common_prefix(left, right) for left, right in itertools.pairwise(ids))] if shared else []
     best: list[tuple[float, int]] = [(0, 0)]
     for end in range(1, len(ordered) + 1):
         choices = []
-        for start in range(end):
-            size = end - start
-            cost = shared + size * (lengths[start] - shared)
-            if size == 1 or cost <= token_budget:
-                choices.append((best[start][0] + cost + _PASS_TOKENS, start))
+        tokens = 0
+        for start in range(end - 1, -1, -1):
+            if not shared:
+                tokens = (end - start) * len(ids[end - 1])
+            else:
+                tokens += len(ids[start]) - (again[start + 1] if start + 1 < end else 0)
+            if tokens > token_budget and start + 1 < end:
+                break
+            choices.append((best[start][0] + tokens + _PASS_TOKENS, start))
         best.append(min(choices))
     cuts = [len(ordered)]
     while cuts[-1]:
         cuts.append(best[cuts[-1]][1])
     return [ordered[start:end] for end, start in itertools.pairwise(cuts)][::-1]
-
-
-def _common_prefix(rows: Sequence[Row]) -> int:
-    """How many tokens all rows begin with, none of them sampled."""
-    first = rows[0].sequence.token_ids
-    length = min(row.sequence.prompt_length for row in rows)
-    for row in rows[1:]:
-        length = next((place for place in range(length) if row.sequence.token_ids[place] != first[place]), length)
-    return length
 
 
 def collate(rows: Sequence[Row], pad_token_id: int, total_sampled: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:

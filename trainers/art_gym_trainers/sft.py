@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, TrainerCallba
 
 from art_gym.episodes import Episode
 from art_gym.errors import UsageError
-from art_gym_trainers.policy import add_scoring_head
+from art_gym_trainers.lora import fuse_lora
+from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
 
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""
@@ -35,7 +37,7 @@ def episode_examples(episodes: Sequence[Episode], tokenizer: PreTrainedTokenizer
     for episode in episodes:
         rendered = tokenizer.apply_chat_template(
             # After the last action nothing is left to learn.
-            episode.messages[: len(episode.messages) - len(episode.final_observation)],
+            replace(episode, final_observation=[]).messages,
             tools=episode.tools or None,
             return_dict=True,
             return_assistant_tokens_mask=True,
@@ -110,8 +112,9 @@ def warm_start(
         dataloader_pin_memory=False,
     )
     losses = _Losses(on_step)
-    add_scoring_head(model.get_base_model(), temperature=1.0)
+    fuse_lora(model)
     trainer = _SFTTrainer(model, config, train_dataset=Dataset.from_list(examples), processing_class=tokenizer, callbacks=[losses])
+    trainer.batch = add_scoring(model.get_base_model())
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     tail = losses.values[-max(1, len(losses.values) // 4) :]
@@ -121,8 +124,13 @@ def warm_start(
 class _SFTTrainer(trl.SFTTrainer):
     """Scores only what the assistant says; TRL's own loss sends every position through the head on a CPU."""
 
+    batch: type[TreeBatch] | type[PaddedBatch]
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        logprobs, _ = model(input_ids=inputs["input_ids"], scored=inputs["labels"] != IGNORED)
+        lengths = inputs["attention_mask"].sum(1).tolist()
+        rows = [ids[:length] for ids, length in zip(inputs["input_ids"].tolist(), lengths, strict=True)]
+        scored = [[label != IGNORED for label in labels[:length]] for labels, length in zip(inputs["labels"].tolist(), lengths, strict=True)]
+        logprobs, _ = model(batch=self.batch.build(rows, scored, inputs["input_ids"].device))
         loss = -logprobs.sum() / (len(logprobs) if num_items_in_batch is None else num_items_in_batch)
         return (loss, {}) if return_outputs else loss
 

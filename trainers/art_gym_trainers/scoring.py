@@ -1,0 +1,253 @@
+"""Scoring: log-probabilities and entropies of chosen tokens of many sequences, with every token of their tree computed once.
+
+`add_scoring` teaches a model to take a `TreeBatch`. The linear layers see each token of the tree once and no padding; attention follows the
+tree (`art_gym_trainers.tree_attention`); the head, the widest layer of a small model, sees only the states that predict a scored token, a few
+hundred at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from art_gym_trainers import tree_attention
+from art_gym_trainers.tree_attention import TreeLayout
+from art_gym_trainers.trees import TokenTree
+
+_log = logging.getLogger(__name__)
+
+_TREE_TOLERANCE = {64: 1e-4, 32: 1e-3, 16: 0.1}
+"""Mean difference of log-probabilities that rounding explains, by bits of the dtype; attention to a wrong token gives several times more."""
+
+HEAD_ROWS = 512
+"""Most scored tokens whose logits are held at once; in float32 each takes four bytes for every word of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeBatch:
+    """A token tree on a device, and which of its tokens are scored.
+
+    Attributes:
+        input_ids: (1, N) the tree's tokens.
+        position_ids: (1, N) their positions in their sequences.
+        layout: What attention needs of the tree.
+        predictors: (S,) for each different token that is scored, the index of the token before it.
+        targets: (S,) the ids of the scored tokens.
+        picks: (M,) for each scored token of the sequences, row by row, which of the S it is.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    layout: TreeLayout
+    predictors: torch.Tensor
+    targets: torch.Tensor
+    picks: torch.Tensor
+
+    @classmethod
+    def build(cls, sequences: Sequence[Sequence[int]], scored: Sequence[Sequence[bool]], device: torch.device | str = "cpu") -> TreeBatch:
+        """Lay sequences out as a tree.
+
+        Args:
+            sequences: Token ids.
+            scored: Which of them are scored, equally long; never a sequence's first.
+            device: Where the tensors go.
+        """
+        tree = TokenTree.build(sequences)
+        places = [place for path, flags in zip(tree.paths, scored, strict=True) for place, flag in zip(path, flags, strict=True) if flag]
+        different = sorted(set(places))
+        rank = {place: index for index, place in enumerate(different)}
+
+        def tensor(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
+        return cls(
+            input_ids=tensor(tree.token_ids)[None],
+            position_ids=tensor(tree.positions)[None],
+            layout=TreeLayout(tree, device),
+            predictors=tensor([tree.parents[place] for place in different]),
+            targets=tensor([tree.token_ids[place] for place in different]),
+            picks=tensor([rank[place] for place in places]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """Rows padded on the right, for models whose attention can't follow a tree; fields as in `TreeBatch`, for B rows of at most L tokens.
+
+    Attributes:
+        input_ids: (B, L); a causal model doesn't see the padding on the right, so that no mask is needed.
+        predictors: (M,) index into the B * L states of the one before each scored token, row by row.
+        targets: (M,) the ids of the scored tokens.
+    """
+
+    input_ids: torch.Tensor
+    predictors: torch.Tensor
+    targets: torch.Tensor
+
+    @classmethod
+    def build(cls, sequences: Sequence[Sequence[int]], scored: Sequence[Sequence[bool]], device: torch.device | str = "cpu") -> PaddedBatch:
+        """Pad sequences; the arguments are those of `TreeBatch.build`."""
+        width = max(map(len, sequences))
+        places = [(row, place) for row, flags in enumerate(scored) for place, flag in enumerate(flags) if flag]
+        return cls(
+            input_ids=torch.tensor([[*sequence, *[0] * (width - len(sequence))] for sequence in sequences], device=device),
+            predictors=torch.tensor([row * width + place - 1 for row, place in places], dtype=torch.long, device=device),
+            targets=torch.tensor([sequences[row][place] for row, place in places], dtype=torch.long, device=device),
+        )
+
+
+def add_scoring(model: PreTrainedModel) -> type[TreeBatch] | type[PaddedBatch]:
+    """Teach `model` to score: `model(batch=…, temperature=1.0)` returns two float32 tensors (M,).
+
+    For each scored token, row by row, its log-probability, and the entropy in nats of the distribution that it was drawn from, both after
+    dividing the logits by `temperature`. Entropies carry no gradient. Called in any other way the model does what it did.
+
+    Whether the model's attention can follow a tree is found out by trying: two short sequences are scored as a tree and one by one. If the
+    two differ, or it can't be done at all, rows are padded instead, and a warning says why.
+
+    Returns:
+        What to build batches with, which both kinds do alike.
+    """
+    if not hasattr(model, "_art_gym_batch"):
+        before = model.config._attn_implementation
+        _take_batches(model)
+        problem = _try_tree(model)
+        if problem is not None:
+            with contextlib.suppress(Exception):  # what wasn't set can't be set back
+                model.set_attn_implementation(before)
+            _log.warning("tokens that sequences share are computed once for each: %s %s", type(model).__name__, problem)
+        model._art_gym_batch = TreeBatch if problem is None else PaddedBatch
+    batch: type[TreeBatch] | type[PaddedBatch] = model._art_gym_batch
+    return batch
+
+
+def _take_batches(model: PreTrainedModel) -> None:
+    original_forward = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: PreTrainedModel, *args: Any, batch: TreeBatch | PaddedBatch | None = None, temperature: float = 1.0, **kwargs: Any
+    ) -> Any:
+        if batch is None:
+            return original_forward(*args, **kwargs)
+        if isinstance(batch, TreeBatch):
+            kwargs = {
+                "position_ids": batch.position_ids,
+                # A mask of four dimensions is taken as it is; the layout says what is seen.
+                "attention_mask": batch.input_ids.new_empty(1, 1, 1, 1),
+                "layout": batch.layout,
+            }
+        states = self.base_model(input_ids=batch.input_ids, use_cache=False, **kwargs).last_hidden_state.flatten(0, 1)
+        cap = getattr(self.config.get_text_config(), "final_logit_softcapping", None)
+        logprobs, entropies = score_states(self.get_output_embeddings(), states[batch.predictors], batch.targets, temperature, cap)
+        return (logprobs[batch.picks], entropies[batch.picks]) if isinstance(batch, TreeBatch) else (logprobs, entropies)
+
+    model.forward = types.MethodType(forward, model)
+
+
+@torch.no_grad()
+def _try_tree(model: PreTrainedModel) -> str | None:
+    """Score two sequences that share their beginning as a tree and one by one; say what is wrong, if anything is."""
+    size = min(model.get_input_embeddings().num_embeddings, 256)
+    # Any ids will do; theirs are spread over the vocabulary.
+    shared, left, right = ([(start + 37 * place) % size for place in range(12)] for start in (1, 5, 11))
+    sequences = [shared + left, shared + right]
+    scored = [[False] + [True] * 23] * 2
+    device = model.get_input_embeddings().weight.device
+    training = model.training
+    model.eval()
+    try:
+        padded = torch.cat([model(batch=PaddedBatch.build([ids], [flags], device))[0] for ids, flags in zip(sequences, scored, strict=True)])
+        model.set_attn_implementation(tree_attention.NAME)
+        tree = model(batch=TreeBatch.build(sequences, scored, device))[0]
+    except Exception as error:  # noqa: BLE001  a model's own code may raise anything
+        return f"can't take a token tree ({type(error).__name__}: {error})".splitlines()[0]
+    finally:
+        model.train(training)
+    difference = float((tree - padded).abs().mean())
+    if not difference <= _TREE_TOLERANCE[torch.finfo(model.dtype).bits]:
+        return f"scores a token tree otherwise than its sequences (log-probabilities differ by {difference:.2g} on average)"
+    return None
+
+
+def score_states(
+    head: torch.nn.Module, states: torch.Tensor, targets: torch.Tensor, temperature: float, cap: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies (S,), float32, of the targets (S,) from the states (S, H) that predict them.
+
+    Args:
+        head: The linear layer onto the vocabulary.
+        states: Hidden states of the last layer.
+        targets: Ids.
+        temperature: Divides the logits.
+        cap: Gemma 2's `final_logit_softcapping`: logits are `cap * tanh(logits / cap)`.
+    """
+    weight = getattr(head, "weight", None)
+    plain = type(head) is torch.nn.Linear and head.bias is None and cap is None and weight is not None and not weight.requires_grad
+    logprobs, entropies = [], []
+    for rows, ids in zip(states.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
+        if plain:
+            scored = _FrozenHead.apply(rows, weight, ids, temperature)
+        elif len(states) > HEAD_ROWS and torch.is_grad_enabled():
+            scored = checkpoint(_score, head, rows, ids, temperature, cap, use_reentrant=False)
+        else:
+            scored = _score(head, rows, ids, temperature, cap)
+        logprobs.append(scored[0])
+        entropies.append(scored[1])
+    if not logprobs:
+        return states.new_zeros(0, dtype=torch.float32), states.new_zeros(0, dtype=torch.float32)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _score(
+    head: torch.nn.Module, states: torch.Tensor, targets: torch.Tensor, temperature: float, cap: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = head(states).float()
+    if cap is not None:
+        logits = torch.tanh(logits / cap) * cap
+    logits = logits / temperature
+    log_normaliser = torch.logsumexp(logits, -1)
+    logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_normaliser
+    with torch.no_grad():
+        entropies = log_normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
+    return logprobs, entropies
+
+
+class _FrozenHead(torch.autograd.Function):
+    """`_score` for a head that isn't trained: the gradient of a log-probability is worked out while its logits are there, and they aren't kept.
+
+    d log p(t) / d state = (onehot(t) - p) W / temperature.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = (states @ weight.t()).float()
+        logits /= temperature
+        log_normaliser = torch.logsumexp(logits, -1)
+        logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_normaliser
+        probabilities = torch.exp(logits - log_normaliser[:, None])
+        entropies = log_normaliser - torch.linalg.vecdot(probabilities, logits)
+        ctx.mark_non_differentiable(entropies)
+        if ctx.needs_input_grad[0]:
+            probabilities.neg_()
+            probabilities.scatter_add_(-1, targets[:, None], torch.ones_like(targets, dtype=torch.float32)[:, None])
+            # In float32 until it is multiplied by the incoming gradient.
+            ctx.save_for_backward((probabilities.to(weight.dtype) @ weight).float() / temperature)
+        ctx.dtype = states.dtype
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return (slope * grad[:, None]).to(ctx.dtype), None, None, None
