@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-# It imports torch, and has no doctests.
-collect_ignore = ["art_gym/cli/_train.py", "art_gym/cli/_serving.py"]
+# They import torch, and have no doctests.
+collect_ignore = ["art_gym/cli/_train.py", "art_gym/cli/_serving.py", "tests/benchmarks"]
 
 _WHOLLY_TRAINING = re.compile(r"^pytestmark = .*pytest\.mark\.train\b", re.MULTILINE)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 import sys
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NoReturn
 
 import pydantic
@@ -58,8 +61,10 @@ def explain(error: pydantic.ValidationError, values: dict[str, Any], names: Coll
     """Say what is wrong with the values and what would be right; `names` are those that the tool takes."""
     problems: list[str] = []
     for detail in error.errors(include_url=False):
-        where = _where(path_of(detail["loc"], values, detail["type"]))
-        problem = _problem(detail["type"], detail["msg"], where, detail["input"], detail.get("ctx", {}))
+        path = path_of(detail["loc"], values, detail["type"])
+        # After conversion pydantic gives the value that it has made, such as a timedelta.
+        written = detail["input"] if _is_json(detail["input"]) else _at(path, values)
+        problem = _problem(detail["type"], detail["msg"], _where(path), written, detail.get("ctx", {}))
         if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
             problem += f"; the arguments are: {', '.join(names)}" if names else "; this tool takes no arguments"
         if problem not in problems:
@@ -85,6 +90,53 @@ def path_of(location: tuple[int | str, ...], values: Any, kind: str) -> list[int
             continue
         path.append(step)
     return path
+
+
+def refuse_beyond_floats(values: Mapping[str, Any], given: Collection[str], path: Sequence[int | str] = ()) -> None:
+    """Refuse numbers beyond the floats, infinities and NaN that were written as text; those written as numbers are refused when they are read.
+
+    Args:
+        values: Validated values.
+        given: The names of those that were given; the others are defaults, which may be infinite.
+        path: Where they are in the arguments.
+
+    Raises:
+        ToolError: There is one, also within lists, mappings, models and dataclasses.
+    """
+    for name in given:
+        value = values.get(name)
+        if type(value) is not str and value is not None:
+            _refuse_beyond_floats(value, [*path, name])
+
+
+def _refuse_beyond_floats(value: Any, path: Sequence[int | str]) -> None:
+    if isinstance(value, int):
+        if value.bit_length() > sys.float_info.max_exp:
+            raise _beyond_floats(path)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise _beyond_floats(path)
+    elif isinstance(value, Decimal):
+        if not value.is_finite() or value.adjusted() >= sys.float_info.max_10_exp:
+            raise _beyond_floats(path)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_beyond_floats(key, path)
+            _refuse_beyond_floats(item, [*path, str(key)])
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        for index, item in enumerate(value):
+            if type(item) is not str:
+                _refuse_beyond_floats(item, [*path, index])
+    elif isinstance(value, pydantic.BaseModel):
+        refuse_beyond_floats({**value.__dict__, **(value.__pydantic_extra__ or {})}, value.model_fields_set, path)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        defaults = {field.name: field.default for field in dataclasses.fields(value)}
+        refuse_beyond_floats(fields, [name for name, item in fields.items() if item is not defaults[name]], path)
+
+
+def _beyond_floats(path: Sequence[int | str]) -> ToolError:
+    return ToolError(f"invalid arguments: {_where(path)} should be a finite number of at most {sys.float_info.max_10_exp} digits")
 
 
 def _as_text(arguments: Any) -> str:
@@ -170,6 +222,8 @@ _EXPECTED = {
     "decimal_type": "a number",
     "time_delta_type": "a duration such as 90 (seconds) or 'PT1M30S'",
     "uuid_type": "a string that holds a UUID",
+    "path_type": "a string that holds a path",
+    "zoneinfo_str": "the name of a time zone such as 'Europe/Paris'",
     "url_type": "a string that holds a URL",
 }
 """What a value should be, where pydantic's own words name Python types."""
@@ -202,6 +256,16 @@ def _tag_problem(where: str, value: Any, context: Mapping[str, Any]) -> str:
         return f"{where} needs {echo(tag)}, which says what kind of object it is"
     given = value.get(tag) if isinstance(value, dict) else None
     return f"{where} should have as {echo(tag)} one of {context['expected_tags']}, got {_brief(given)}"
+
+
+def _is_json(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | dict)
+
+
+def _at(path: Sequence[int | str], values: Any) -> Any:
+    for step in path:
+        values = values[step]
+    return values
 
 
 def _where(path: Sequence[int | str]) -> str:

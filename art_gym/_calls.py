@@ -6,7 +6,8 @@ with the original as its cause. Only an interrupt of the main thread goes throug
 
 A deadline holds even for code that blocks: the call runs in a daemon thread, which is left behind when its time is up. Async tools run in one
 loop per process when the environment is stepped synchronously or the tool has a deadline, so that what they open in one call still lives in the
-next. That loop is left behind too, and the next call gets a new one, when a deadline has passed and something in the loop blocks it.
+next. That loop is left behind too, and the next call gets a new one, when a deadline has passed and something in the loop blocks it. A tool
+that runs in it may step another environment, and so block it; the async tools of that one run in a loop of the next level.
 """
 
 from __future__ import annotations
@@ -88,11 +89,12 @@ def run(call: Call) -> Any:
     """
     if call.timeout is None:
         return _settle(call)
+    loop = _free_loop.get()
     future = _in_loop(call, run_here(call)) if _is_async(call.function) else _in_thread(lambda: _settle(call))
     concurrent.futures.wait([future], call.timeout)
     if not future.done():
         future.cancel()
-        _process_loop.leave_if_blocked()
+        loop.leave_if_blocked()
         raise _timeout(call)
     return _result(call, future)
 
@@ -124,7 +126,7 @@ async def run_async(call: Call, *, inline: bool) -> Any:
         raise
     if not done:
         waiting.cancel()
-        await asyncio.wrap_future(_in_thread(_process_loop.leave_if_blocked))
+        await asyncio.wrap_future(_in_thread(_free_loop.get().leave_if_blocked))
         raise _timeout(call)
     return _result(call, waiting)
 
@@ -221,14 +223,26 @@ def _in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
 
 
 def _in_loop(call: Call, awaitable: Awaitable[Any]) -> concurrent.futures.Future[Any]:
-    return asyncio.run_coroutine_threadsafe(_awaited(call, awaitable), _process_loop.get())
+    served = _free_loop.get().get()
+
+    async def awaited() -> Any:
+        _free_loop.set(served.next)  # for this task, and what it starts
+        return await _awaited(call, awaitable)
+
+    return asyncio.run_coroutine_threadsafe(awaited(), served.loop)
 
 
 class _ServedLoop:
-    """An event loop that runs in a daemon thread of its own, whatever happens in it."""
+    """An event loop that runs in a daemon thread of its own, whatever happens in it.
+
+    Attributes:
+        loop: The loop.
+        next: Where what runs in this loop, and perhaps blocks it, has its own async calls run.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.next = _SharedLoop()
         self.thread = threading.Thread(target=self._serve, name="art_gym-loop", daemon=True)
         self._over = False
         self.thread.start()
@@ -266,18 +280,18 @@ class _ServedLoop:
         self.loop.stop()
 
 
-class _ProcessLoop:
-    """The process's event loop, started when it is first asked for, and again when it has ended or was left behind."""
+class _SharedLoop:
+    """An event loop for all calls of one level, started when it is first asked for, and again when it has ended or was left behind."""
 
     def __init__(self) -> None:
         self._served: _ServedLoop | None = None
         self.forget()
 
-    def get(self) -> asyncio.AbstractEventLoop:
+    def get(self) -> _ServedLoop:
         with self._lock:
             if self._served is None or not self._served.alive:
                 self._served = _ServedLoop()
-            return self._served.loop
+            return self._served
 
     def leave_if_blocked(self) -> None:
         """Let the next call have a new loop if something blocks this one; what runs in this one goes on when it can."""
@@ -295,6 +309,9 @@ class _ProcessLoop:
         self._served = None
 
 
-_process_loop = _ProcessLoop()
+_process_loop = _SharedLoop()
+_free_loop: contextvars.ContextVar[_SharedLoop] = contextvars.ContextVar("art_gym_free_loop", default=_process_loop)
+"""The loop of which it is sure that whoever makes a call doesn't run in it."""
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_process_loop.forget)

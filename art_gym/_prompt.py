@@ -25,7 +25,7 @@ def system_messages(env: Any) -> list[Message]:
     where = f"{type(env).__name__}.instructions"
     instructions = env.instructions
     if callable(instructions):
-        instructions = _calls.run_here(_calls.Call(instructions, "instructions"))
+        instructions = _calls.run_here(_calls.Call(instructions, where))
     if isinstance(instructions, Template):
         instructions = _filled(instructions, env, where)
     if not isinstance(instructions, str | None):
@@ -40,7 +40,7 @@ def first_messages(env: Any) -> list[Message]:
         TypeError: It can't be read as such.
     """
     where = f"{type(env).__name__}.start"
-    opening = _calls.run_here(_calls.Call(env.start, "start"))
+    opening = _calls.run_here(_calls.Call(env.start, where))
     if opening is None:
         return []
     if isinstance(opening, str):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 
 from art_gym._steps import Step, reset_env, step_env
-from art_gym.episodes import Episode, Turn
+from art_gym.episodes import Episode, EpisodeGroup, Turn
 from art_gym.messages import Message
 from art_gym.registration import make
 
@@ -73,14 +73,29 @@ def replay(env: str | gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, 
 
     Raises:
         UsageError: There is no such environment.
+        TypeError: `env` is none of these, or `episode` is no episode.
     """
+    if not isinstance(episode, Episode):
+        raise TypeError(f"episode must be an art_gym.Episode, not {episode!r:.100}{_way_to_episode(episode)}")
     if isinstance(env, gymnasium.Env):
         return next(_differences(env, episode), None)
+    if not isinstance(env, str) and not callable(env):
+        raise TypeError(f"env must be an environment, its id, or a function that makes one, not {env!r:.100}")
     made = make(env) if isinstance(env, str) else env()
+    if not isinstance(made, gymnasium.Env):
+        raise TypeError(f"env must be a function that makes an environment, and it returned {made!r:.100}")
     try:
         return next(_differences(made, episode), None)
     finally:
         made.close()
+
+
+def _way_to_episode(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ": Episode.from_dict makes one of its JSON data"
+    if isinstance(value, EpisodeGroup | Iterable) and not isinstance(value, str | bytes):
+        return ": replay them one at a time"
+    return ": EpisodeStore(folder).journal(label).read() yields those on disk"
 
 
 def _differences(env: gymnasium.Env[Any, Any], episode: Episode) -> Iterator[Divergence]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
-
+from art_gym._draws import Rng, between, word
+from art_gym._formats import random_text
 from art_gym._regex import random_match
 from art_gym._schema import Schema, conforms, is_multiple, resolve, same
 
@@ -22,9 +20,6 @@ _TRIES = 200
 _SOFT_DEPTH = 4
 _HARD_DEPTH = 40
 _SPAN = 100
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-Rng = np.random.Generator
 
 
 def sample(schema: Schema, root: Mapping[str, Any], rng: Rng, depth: int = 0) -> Any:
@@ -109,7 +104,7 @@ def _implied_type(schema: Mapping[str, Any]) -> str:
 
 
 def _anything(rng: Rng) -> Any:
-    return [None, True, int(rng.integers(_SPAN)), _word(rng, 1, 6)][int(rng.integers(4))]
+    return [None, True, int(rng.integers(_SPAN)), word(rng, 1, 6)][int(rng.integers(4))]
 
 
 def _bounds(schema: Mapping[str, Any]) -> tuple[float, float]:
@@ -134,22 +129,17 @@ def _integer(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth
     if isinstance(step, int) or float(step).is_integer():
         step = int(step)
         first, last = -(-first // step), last // step
-        return _between(rng, first, last) * step
-    return _between(rng, first, last)
-
-
-def _between(rng: Rng, first: int, last: int) -> int:
-    """Draw an integer in [first, last], of any size; the nearer bound where there is none, for the check to refuse."""
-    if last <= first:
-        return first
-    return first + min(last - first, int(rng.random() * (last - first + 1)))
+        return between(rng, first, last) * step
+    return between(rng, first, last)
 
 
 def _number(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth: int) -> float:
     low, high = _bounds(schema)
+    if "maxDigits" in schema:
+        return _of_few_digits(schema, low, high, rng)
     if "multipleOf" in schema:
         step = schema["multipleOf"]
-        value = _between(rng, math.ceil(low / step), math.floor(high / step)) * step
+        value = between(rng, math.ceil(low / step), math.floor(high / step)) * step
         rounded = float(f"{value:.12g}")
         return rounded if is_multiple(rounded, step) else value
     value = low + float(rng.random()) * (high - low)
@@ -158,17 +148,27 @@ def _number(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth:
     return rounded if low < rounded < high else float(value)
 
 
+def _of_few_digits(schema: Mapping[str, Any], low: float, high: float, rng: Rng) -> float:
+    """Draw a number of at most `maxDigits` digits in all, of which at most two are after the point."""
+    places = int(rng.integers(min(schema["maxDigits"], 2) + 1))
+    scale = 10**places
+    most = 10 ** schema["maxDigits"] - 1
+    drawn = between(rng, max(math.ceil(low * scale), -most), min(math.floor(high * scale), most))
+    step = schema.get("multipleOf")
+    return drawn / scale if step is None else float(round(drawn / scale / step) * step)
+
+
 def _string(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth: int) -> str:
     if "pattern" in schema:
         return random_match(schema["pattern"], rng, schema.get("minLength", 0), schema.get("maxLength", math.inf))
     if schema.get("contentMediaType") == "application/json" and "contentSchema" in schema:
         return json.dumps(sample(schema["contentSchema"], root, rng, depth + 1))
-    made = _FORMATS.get(schema.get("format", ""))
+    made = random_text(schema, rng)
     if made is not None:
-        return made(rng)
+        return made
     low = schema.get("minLength", 0)
     high = schema.get("maxLength", max(low, 1) + 7)
-    return _word(rng, max(low, min(1, high)), min(high, max(low, 1) + 7))
+    return word(rng, max(low, min(1, high)), min(high, max(low, 1) + 7))
 
 
 def _array(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth: int) -> list[Any]:
@@ -177,7 +177,7 @@ def _array(schema: Mapping[str, Any], root: Mapping[str, Any], rng: Rng, depth: 
     low = schema.get("minItems", len(first))
     spare = 0 if depth >= _SOFT_DEPTH else 3
     high = max(low, min(schema.get("maxItems", low + spare), low + spare))
-    length = _between(rng, low, high)
+    length = between(rng, low, high)
     items: list[Any] = []
     for index in range(length):
         part = first[index] if index < len(first) else rest
@@ -228,47 +228,4 @@ _BY_TYPE: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], Rng, int], A
     "array": _array,
     "object": _object,
     "anything": lambda schema, root, rng, depth: _anything(rng),
-}
-
-
-def _word(rng: Rng, low: int, high: int) -> str:
-    return "".join(_LETTERS[int(index)] for index in rng.integers(len(_LETTERS), size=_between(rng, low, high)))
-
-
-def _moment(rng: Rng) -> datetime:
-    return datetime(2000, 1, 1, tzinfo=UTC) + timedelta(seconds=int(rng.integers(40 * 365 * 86400)))
-
-
-def _address(rng: Rng) -> str:
-    return ".".join(str(int(part)) for part in rng.integers(1, 255, size=4))
-
-
-def _address6(rng: Rng) -> str:
-    return ":".join(f"{int(part):x}" for part in rng.integers(1, 2**16, size=8))
-
-
-def _uuid(rng: Rng) -> str:
-    return str(uuid.UUID(bytes=rng.bytes(16), version=4))
-
-
-_FORMATS: dict[str, Callable[[Rng], str]] = {
-    "date": lambda rng: _moment(rng).date().isoformat(),
-    "date-time": lambda rng: _moment(rng).isoformat().replace("+00:00", "Z"),
-    "time": lambda rng: _moment(rng).time().isoformat(),
-    "duration": lambda rng: f"PT{int(rng.integers(1, 86400))}S",
-    "uuid": _uuid,
-    "uuid4": _uuid,
-    "email": lambda rng: f"{_word(rng, 3, 8)}@example.com",
-    "uri": lambda rng: f"https://example.com/{_word(rng, 3, 8)}",
-    "ipv4": _address,
-    "ipv6": _address6,
-    "ipvanyaddress": _address,
-    "ipv4network": lambda rng: f"{_address(rng)}/32",
-    "ipv6network": lambda rng: f"{_address6(rng)}/128",
-    "ipvanynetwork": lambda rng: f"{_address(rng)}/32",
-    "ipv4interface": lambda rng: f"{_address(rng)}/24",
-    "ipv6interface": lambda rng: f"{_address6(rng)}/64",
-    "ipvanyinterface": lambda rng: f"{_address(rng)}/24",
-    "json-string": lambda rng: str(int(rng.integers(_SPAN))),
-    "regex": lambda rng: _word(rng, 1, 6),
 }

@@ -58,13 +58,14 @@ def strict_schema(schema: ToolSchema) -> ToolSchema:
     {'anyOf': [{'type': 'integer'}, {'type': 'null'}], 'description': 'Null for the default, 3.'}
 
     Raises:
-        UsageError: A parameter can't be written so: a mapping with free keys, or one that takes anything; or there is too much of it.
+        UsageError: A parameter can't be written so: a mapping with free keys, or one that takes anything; or there is too much of it; or it is
+            no tool's schema at all.
     """
-    function: dict[str, Any] = {**schema["function"]}
+    function: dict[str, Any] = {**_function(schema)}
     root = function.get("parameters") or {"type": "object", "properties": {}}
     writer = _Writer(root)
     try:
-        if root.get("type") != "object":
+        if not isinstance(root, Mapping) or root.get("type") != "object":
             raise _UnfitError("", "the parameters must be an object")
         parameters = writer.write(root, "")
         if writer.definitions:
@@ -74,6 +75,21 @@ def strict_schema(schema: ToolSchema) -> ToolSchema:
         where = f"parameter '{error.path}' {error}" if error.path else str(error)
         raise UsageError(f"tool '{function['name']}' has no form in strict mode: {where}") from None
     return {"type": "function", "function": {**function, "strict": True, "parameters": parameters}}  # type: ignore[typeddict-item]
+
+
+def _function(schema: Any) -> Mapping[str, Any]:
+    """Return what a tool's schema says of its function.
+
+    Raises:
+        UsageError: It is no tool's schema.
+    """
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UsageError(
+            "a tool's schema has the form {'type': 'function', 'function': {'name': …, 'parameters': …}}, as Tool.schema and env.tools "
+            f"give it, not {schema!r:.100}"
+        )
+    return function
 
 
 class _UnfitError(Exception):
@@ -99,6 +115,7 @@ class _Writer:
         """
         if not isinstance(schema, Mapping):
             raise _UnfitError(path, "takes anything: give it a type")
+        _check_form(schema, path)
         unknown = [key for key in _UNKNOWN if key in schema]
         if unknown:
             raise _UnfitError(path, f"is limited by '{unknown[0]}', which strict mode doesn't know: take another type")
@@ -140,8 +157,12 @@ class _Writer:
         if prefix != "#/$defs":
             raise _UnfitError(path, f"refers to {reference!r}: only definitions ('#/$defs/…') can be referred to")
         if name not in self.definitions:
+            try:
+                definition = resolve(reference, self.root)
+            except ValueError as error:
+                raise _UnfitError(path, f"can't be read: {error}") from None
             self.definitions[name] = {}  # it may refer to itself
-            self.definitions[name] = self.write(resolve(reference, self.root), path)
+            self.definitions[name] = self.write(definition, path)
         return reference
 
     def _write_object(self, schema: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -167,6 +188,29 @@ class _Writer:
             if item not in written:
                 written.append(item)
         return written[0] if len(written) == 1 else {"anyOf": written}
+
+
+_FORMS: dict[type, tuple[str, ...]] = {
+    Mapping: ("properties", "patternProperties", "$defs"),
+    list: ("required", "anyOf", "oneOf", "allOf", "prefixItems", "enum"),
+    str: ("$ref", "description", "format", "pattern"),
+}
+"""What keywords hold, by its type."""
+
+
+def _check_form(schema: Mapping[str, Any], path: str) -> None:
+    """Check that the keywords of one schema hold what they should.
+
+    Raises:
+        _UnfitError: One doesn't.
+    """
+    for form, keys in _FORMS.items():
+        for key in keys:
+            if key in schema and not isinstance(schema[key], form):
+                raise _UnfitError(path, f"can't be read: its {key!r} is of type {type(schema[key]).__name__!r}")
+    kind = schema.get("type")
+    if kind is not None and not isinstance(kind, str) and not (isinstance(kind, list) and all(isinstance(each, str) for each in kind)):
+        raise _UnfitError(path, f"can't be read: its 'type' is {kind!r:.50}")
 
 
 def _write_options(options: list[Any], path: str) -> dict[str, Any]:

@@ -18,12 +18,11 @@ _PROPERTIES = (property, functools.cached_property)
 _LONGEST_NAME = 64
 
 
-def class_tools(cls: type, namespace: Mapping[str, Any] | None = None) -> dict[str, Tool]:
+def class_tools(cls: type) -> dict[str, Tool]:
     """Derive the tools of a class, by their names on the wire.
 
     Args:
         cls: A class with methods marked by `@tool`.
-        namespace: Local names in which string annotations are looked up, besides each method's module.
 
     Raises:
         TypeError: Two have one name, or one can't be described.
@@ -35,7 +34,7 @@ def class_tools(cls: type, namespace: Mapping[str, Any] | None = None) -> dict[s
             marked.function,
             name=marked.mark.name or attribute,
             timeout=marked.mark.timeout,
-            namespace=namespace,
+            owner=marked.owner,
             skip_first=marked.takes_self,
             attribute=attribute,
         )
@@ -126,6 +125,7 @@ def _given_tool(cls: str, function: Any) -> Tool:
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
+    owner: type
     mark: ToolMark
     function: Callable[..., Any]
     takes_self: bool
@@ -148,7 +148,7 @@ def _marked(cls: type) -> dict[str, _Marked]:
                 raise TypeError(f"{owner.__name__}.{attribute}: a tool is called and a {kind} is read: remove @{kind}")
             if mark is not None:
                 _check_method(f"{owner.__name__}.{attribute}", value, function)
-                found[attribute] = _Marked(mark, function, not isinstance(value, staticmethod))
+                found[attribute] = _Marked(owner, mark, function, not isinstance(value, staticmethod))
             elif attribute in found:
                 if value is not None:
                     raise TypeError(

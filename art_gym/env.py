@@ -2,7 +2,7 @@
 
 It owns the episode's rules: what is answered, what counts, when it ends. Around it, each in a module of its own: what an episode opens with
 (`art_gym._prompt`), which tools there are (`art_gym._toolbox`), reading an action (`art_gym._actions`), checking arguments (`art_gym.tools`),
-running a call (`art_gym._calls`).
+refusing a call (`art_gym._refusals`), running one (`art_gym._calls`), and keeping its own attributes from being hidden (`art_gym._attributes`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import copy
 import inspect
 import itertools
 import math
-import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from string import Template
 from types import MappingProxyType
@@ -23,8 +23,11 @@ from gymnasium.error import ResetNeeded
 
 from art_gym import _calls
 from art_gym._actions import WrittenCall, printable, read_action
-from art_gym._figures import finite, with_reward
+from art_gym._annotations import stop_waiting, wait_for_names
+from art_gym._attributes import check_assignment, check_class
+from art_gym._figures import check_limit, finite, with_reward
 from art_gym._prompt import first_messages, kind, system_messages
+from art_gym._refusals import RefusedError, check_count, checked
 from art_gym._render import Line, lines_of, print_lines, render_text
 from art_gym._results import result_content
 from art_gym._snapshots import copy_in, copy_out
@@ -39,10 +42,12 @@ StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 _Phase = Literal["not initialised", "not reset", "starting", "running", "over", "failed"]
 
-_NOT_STATE = frozenset({"action_space", "observation_space", "spec", "render_mode", "_tools"})
+_NOT_STATE = frozenset({"action_space", "observation_space", "spec", "render_mode", "_tools", "_offered"})
 """Attributes that belong to the instance and not to its episode: snapshots leave them out."""
 
-_INSTANCE_ATTRIBUTES = frozenset({"action_space", "observation_space", "_tools", "_functions", "_metrics", "_rewards", "_transcript"})
+_INSTANCE_ATTRIBUTES = frozenset(
+    {"action_space", "observation_space", "_tools", "_offered", "_functions", "_metrics", "_rewards", "_transcript"}
+)
 """Attributes that only instances have; the class has the others that a tool must not hide."""
 
 
@@ -92,21 +97,28 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
     _phase: _Phase = "not initialised"
     _class_tools: ClassVar[dict[str, Tool] | None] = None
+    _tools: dict[str, Tool]  # by wire name
+    _offered: Mapping[str, Tool]  # those of them that the rules of a step know; a wrapper may leave some out
+    _functions: dict[str, Callable[..., Any]]  # by wire name
+    _metrics: dict[str, float]
+    _rewards: dict[str, float]
+    _transcript: list[Line]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden(cls, ToolEnv, _INSTANCE_ATTRIBUTES)
+        check_class(cls, ToolEnv)
         if not isinstance(inspect.getattr_static(cls, "tools"), property | cached_property):
             raise TypeError(
                 f"{cls.__name__}.tools hides the environment's own 'tools', the schemas that a model is shown: "
                 "hand functions over in __init__, as super().__init__(tools=[…]), or mark methods with @tool"
             )
         try:
-            # The frame of the class statement: annotations may name what is defined there, as in a function.
-            cls._class_tools = class_tools(cls, sys._getframe(1).f_locals)
+            cls._class_tools = class_tools(cls)
         except NameError:
             # An annotation names a class that is defined further down; the first instance tries again.
             cls._class_tools = None
+            wait_for_names(cls)
 
     def __init__(self, *, render_mode: str | None = None, tools: Sequence[Callable[..., Any] | Tool] = ()) -> None:
         """Set up the spaces from the tools; subclasses with options of their own pass `render_mode` on.
@@ -126,17 +138,20 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         cls = type(self)
         if cls.__dict__.get("_class_tools") is None:
             cls._class_tools = class_tools(cls)
+            stop_waiting(cls)
         marked = cls._class_tools or {}
         given = given_tools(self, tools, marked)
         self.render_mode = render_mode
         self.observation_space = ChatSpace()
-        self._tools: dict[str, Tool] = {**marked, **given}  # by wire name
-        self._functions = {tool.name: tool.function for tool in given.values() if not tool.attribute}  # by wire name
+        tools_by_name = {**marked, **given}
+        functions = {tool.name: tool.function for tool in given.values() if not tool.attribute}
+        self._keep(_tools=tools_by_name, _offered=tools_by_name, _functions=functions)
+        self._keep(_phase="not reset", _metrics={}, _rewards={}, _transcript=[])
         self.action_space = self._make_action_space()
-        self._phase = "not reset"
-        self._metrics: dict[str, float] = {}
-        self._rewards: dict[str, float] = {}
-        self._transcript: list[Line] = []
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_assignment(type(self), ToolEnv, name, value)
+        super().__setattr__(name, value)
 
     # What a task overrides.
 
@@ -149,9 +164,10 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         return None
 
     def on_invalid(self, problem: str) -> None:
-        """Take note of a call that was refused (unknown tool, bad arguments, too many calls), or of an action that is no message.
+        """Take note of a call that was refused (unknown tool, bad arguments, too many calls), or of an action that is no message; may be async.
 
-        `problem` is what the model is told. Does nothing by default; an environment may take a reward for it.
+        `problem` is what the model is told. Does nothing by default; an environment may take a reward for it, or end the episode by `finish`.
+        Whatever it raises is a bug of the environment, a `ToolError` too: the model is told the problem and nothing else.
         """
 
     def scenarios(self, split: Split, count: int | None = None) -> Iterator[Scenario]:
@@ -164,10 +180,12 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
             count: How many at most; None for all.
 
         Raises:
+            TypeError: The count is no number.
             ValueError: There is no such split.
         """
         if split not in SPLITS:
             raise ValueError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+        check_limit("count", count)
         # Every third seed is the split's own, so that no count of scenarios reaches into another split.
         seeds = itertools.count(SPLITS.index(split), len(SPLITS))
         endless = (Scenario(f"{split}-{index}", seed) for index, seed in enumerate(seeds))
@@ -184,28 +202,32 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
             name: Name of the reward component.
 
         Raises:
+            TypeError: The reward is no number.
+            ValueError: The reward isn't finite.
             RuntimeError: No episode is running.
         """
         self._check_running("finish", "a tool may end it once")
         self.reward(name, reward)
         if success is not None:
             self.metric("success", float(success))
-        self._phase = "over"
+        self._keep(_phase="over")
 
     def reward(self, name: str, value: float) -> None:
         """Add to this action's reward, under a name that tells where it comes from.
 
         Raises:
+            TypeError: The value is no number.
             ValueError: The value isn't finite, or the action's components no longer add up to a finite number.
             RuntimeError: No episode is running.
         """
         self._check_running(f"reward {name!r}", "give it before finish, or as finish(reward=…)")
-        self._rewards = with_reward(self._rewards, name, value)
+        self._keep(_rewards=with_reward(self._rewards, name, value))
 
     def metric(self, name: str, value: float) -> None:
         """Report a figure of the episode that isn't reward; a later value replaces an earlier one.
 
         Raises:
+            TypeError: The value is no number.
             ValueError: The value isn't finite.
         """
         self._metrics[name] = finite(f"metric {name!r}", value)
@@ -235,19 +257,21 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         """Start an episode, as `gymnasium.Env.reset`; the observation is the system message and the user's first one.
 
         Raises:
-            TypeError: `start` or `instructions` returned something else than text or messages.
+            TypeError: The options are no mapping, or a limit is no number; or `start` or `instructions` returned something else than text or
+                messages.
             Exception: Whatever else they raise: a bug of the environment.
         """
         if self._phase == "not initialised":
             raise RuntimeError(f"{type(self).__name__}.__init__ doesn't call super().__init__()")
+        if not isinstance(options, Mapping | None):
+            raise TypeError(f"options must be a dictionary or None, not {printable(repr(options)):.60}: write reset(options={{…}})")
         super().reset(seed=seed)
-        self.options = copy.deepcopy(options) if options else {}
-        self.turn = 0
-        self._metrics, self._rewards, self._transcript = {}, {}, []
-        self._phase = "starting"
+        self._keep(options=copy.deepcopy(dict(options or {})), turn=0, _metrics={}, _rewards={}, _transcript=[], _phase="starting")
         opening = first_messages(self)
         messages = system_messages(self) + opening
-        self._phase = "running"
+        for name in ("max_turns", "max_parallel_calls"):
+            check_limit(f"{type(self).__name__}.{name}", getattr(self, name))
+        self._keep(_phase="running")
         return self._shown(messages), self._info(invalid_calls=0, tool_errors=0, truncation="")
 
     def step(self, action: AssistantMessage) -> StepResult:
@@ -302,8 +326,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         """One step, as a generator of the calls that it needs made; the driver sends back results, and throws in `ToolError`s."""
         if self._phase != "running":
             raise ResetNeeded(f"step needs an episode that is running, this one is {self._phase}: call reset first")
-        self.turn += 1
-        self._rewards = {}
+        self._keep(turn=self.turn + 1, _rewards={})
         written = read_action(action)
         if self.render_mode is not None:
             self._show([action])
@@ -313,11 +336,12 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         try:
             if written.problem:
                 invalid = 1
-                self.on_invalid(written.problem)
-                messages.append({"role": "user", "content": f"{written.problem}. {self._nudge()}"})
+                yield from self._note_invalid(written.problem)
+                told = written.problem if self._ended() else f"{written.problem}. {self._nudge()}"
+                messages.append({"role": "user", "content": told})
             elif not written.calls:
                 try:
-                    reply = yield _calls.Call(partial(self.on_text, written.text), "on_text")
+                    reply = yield _calls.Call(partial(self.on_text, written.text), f"{type(self).__name__}.on_text")
                 except ToolError as error:
                     reply = str(error)
                 if not isinstance(reply, str | None):
@@ -326,50 +350,74 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
                     messages.append({"role": "user", "content": printable(self._nudge() if reply is None else reply)})
             for index, call in enumerate(written.calls):
                 content: Any
+                refused = False
                 try:
                     prepared = self._prepare(call, index)
                     content = prepared if isinstance(prepared, str) else result_content(call.name, (yield prepared))
-                except _Refused as refusal:
-                    content, invalid = str(refusal), invalid + 1
-                    self.on_invalid(content)
+                except RefusedError as refusal:
+                    content, refused = str(refusal), True
                 except ToolError as error:
                     content, errors = printable(str(error)), errors + 1
+                if refused:
+                    invalid += 1
+                    yield from self._note_invalid(content)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
             succeeded = True
         finally:
             if not succeeded:
-                self._phase = "failed"
+                self._keep(_phase="failed")
         terminated = self._ended()
-        truncated = not terminated and self.max_turns is not None and self.turn >= self.max_turns
+        truncated = not terminated and self.max_turns is not None and bool(self.turn >= self.max_turns)
         if truncated:
-            self._phase = "over"
+            self._keep(_phase="over")
         info = self._info(invalid_calls=invalid, tool_errors=errors, truncation="max_turns" if truncated else "")
         return self._shown(messages), math.fsum(self._rewards.values()), terminated, truncated, info
+
+    def _note_invalid(self, problem: str) -> Generator[_calls.Call, Any, None]:
+        """Let `on_invalid` hear of a problem, if the environment has one of its own.
+
+        Raises:
+            RuntimeError: It raised a `ToolError`.
+        """
+        if getattr(self.on_invalid, "__func__", None) is ToolEnv.on_invalid:
+            return  # saves a thread
+        what = f"{type(self).__name__}.on_invalid"
+        try:
+            yield _calls.Call(partial(self.on_invalid, problem), what)
+        except ToolError as error:
+            raise RuntimeError(
+                f"{what} raised {error!r}, and a ToolError answers a call: the model is told the problem itself, so return, or call finish"
+            ) from error
 
     def _prepare(self, call: WrittenCall, index: int) -> _calls.Call | str:
         """Return what runs a call that the model wrote, or what answers it if nothing needs to run.
 
         Raises:
-            _Refused: The call can't be executed as it is.
+            RefusedError: The call can't be executed as it is.
         """
         if self._ended():
             return "not executed: the episode has ended"
-        if self.max_parallel_calls is not None and index >= self.max_parallel_calls:
-            raise _Refused(f"not executed: a message may hold {self.max_parallel_calls} tool call{'s'[: self.max_parallel_calls != 1]} at most")
-        if call.problem:
-            raise _Refused(f"{call.problem}; {names_of(self._tools)}")
-        tool = self._tools.get(call.name)
-        if tool is None:
-            raise _Refused(unknown_tool(call.name, self._tools))
-        try:
-            arguments = tool.parse(call.arguments)
-        except ToolError as error:
-            raise _Refused(printable(str(error))) from None
+        check_count(index, self.max_parallel_calls)
+        tool, arguments = checked(call, self._offered)
         function = getattr(self, tool.attribute) if tool.attribute else self._functions[tool.name]
         return _calls.Call(partial(function, **arguments), f"tool '{tool.name}'", tool.timeout)
 
+    @contextmanager
+    def _offering(self, names: Collection[str]) -> Iterator[None]:
+        """Let the rules know only these of the tools for a step, so that they answer in their own words and order. For wrappers."""
+        whole = self._offered
+        self._keep(_offered={name: tool for name, tool in whole.items() if name in names})
+        try:
+            yield
+        finally:
+            self._keep(_offered=whole)
+
+    def _keep(self, **values: Any) -> None:
+        """Set attributes that only the environment itself may set."""
+        vars(self).update(values)
+
     def _nudge(self) -> str:
-        return f"Call a tool; {names_of(self._tools)}." if self._tools else "Go on."
+        return f"Call a tool; {names_of(self._offered)}." if self._offered else "Go on."
 
     def _ended(self) -> bool:
         return self._phase == "over"
@@ -397,13 +445,9 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
     def _show(self, messages: Sequence[Any]) -> None:
         lines = [*lines_of(messages)]
-        self._transcript += lines
+        self._transcript.extend(lines)
         if self.render_mode == "human":
             print_lines(lines)
 
     def _make_action_space(self) -> ToolCallSpace:
         return ToolCallSpace({tool.name: tool.parameters for tool in self._tools.values()})
-
-
-class _Refused(Exception):
-    """A call that isn't executed; the text is its answer."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from art_gym._transcripts import new_messages
 from art_gym.errors import FailureKind
 from art_gym.messages import AssistantMessage, Message, ToolSchema
 from art_gym.scenarios import Scenario
@@ -26,7 +27,7 @@ class Turn:
     """One action of the policy, and what the environment made of it.
 
     Attributes:
-        observation: The new messages that the policy was shown before it acted (not the whole transcript).
+        observation: What the environment returned before the action: the new messages, or the whole transcript where a wrapper shows that.
         action: The assistant message as the endpoint returned it.
         reward: The step's reward.
         rewards: The named components of `reward`; they add up to it.
@@ -73,7 +74,7 @@ class Failure:
     traceback: str = ""
 
     @classmethod
-    def of(cls, kind: FailureKind, error: Exception) -> Failure:
+    def of(cls, kind: FailureKind, error: BaseException) -> Failure:
         """Make the failure that an exception means, with its traceback."""
         return cls(kind, "".join(traceback.format_exception_only(error)).strip(), "".join(traceback.format_exception(error)))
 
@@ -89,7 +90,7 @@ class Episode:
         member: Its place in its group, from 0.
         tools: The tool schemas that the policy was offered, in OpenAI wire form.
         turns: In order; empty if the episode failed at reset.
-        final_observation: The messages after the last action.
+        final_observation: What the environment returned after the last action.
         terminated: The environment ended the episode.
         truncated: The episode was cut short; `truncation` says why. Never both.
         metrics: The environment's own figures (`ToolEnv.metric`), such as "success".
@@ -126,11 +127,12 @@ class Episode:
 
     @property
     def messages(self) -> list[Message]:
-        """The whole transcript."""
-        transcript: list[Message] = []
-        for turn in self.turns:
-            transcript += [*turn.observation, turn.action]
-        return transcript + self.final_observation
+        """The whole transcript, each message once, whether the environment returned the new messages only or a transcript."""
+        observations = [*(turn.observation for turn in self.turns), self.final_observation]
+        transcript = [*observations[0]]
+        for turn, answer in zip(self.turns, observations[1:], strict=True):
+            transcript += [turn.action, *new_messages(answer, turn.observation, turn.action)]
+        return transcript
 
     def to_dict(self) -> dict[str, Any]:
         """Return the episode as JSON data. It shares its lists with the episode: copying every token id would cost more than writing them."""

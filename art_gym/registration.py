@@ -109,6 +109,8 @@ def _make_spec(id: str, entry_point: str, kwargs: dict[str, Any]) -> EnvSpec:
 
 
 def _find(env_id: str) -> EnvSpec:
+    if not isinstance(env_id, str):
+        raise UsageError(f"an environment is made by its id, such as 'art_gym/GuessNumber-v0', not by {env_id!r:.60}")
     module, _, name = env_id.rpartition(":")
     try:
         if module:

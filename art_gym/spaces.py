@@ -83,7 +83,15 @@ class ToolCallSpace(Space[AssistantMessage]):
     """
 
     def __init__(self, tools: Mapping[str, Schema], seed: int | np.random.Generator | None = None) -> None:
-        """Take the tools, in the order in which masks name them."""
+        """Take the tools, in the order in which masks name them.
+
+        Raises:
+            TypeError: They are no mapping from names to schemas.
+        """
+        if not isinstance(tools, Mapping) or not all(
+            isinstance(name, str) and isinstance(part, Mapping | bool) for name, part in tools.items()
+        ):
+            raise TypeError(f"ToolCallSpace takes a mapping from each tool's name to the JSON schema of its parameters, not {tools!r:.100}")
         self.tools: dict[str, Any] = copy.deepcopy(dict(tools))
         super().__init__(seed=seed)
 
@@ -125,7 +133,10 @@ class ToolCallSpace(Space[AssistantMessage]):
                     f"the mask names unknown tools: {', '.join(sorted(map(str, unknown)))}; the tools are: {', '.join(self.tools)}"
                 )
             given = [given.get(name, 0) for name in self.tools]
-        weights = np.asarray(given, dtype=np.float64)
+        try:
+            weights = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"expected one number for each of the {len(self.tools)} tools, got {given!r:.100}") from None
         if weights.shape != (len(self.tools),):
             raise ValueError(f"expected one entry for each of the {len(self.tools)} tools, got shape {weights.shape}")
         if mask is not None and not np.isin(weights, (0, 1)).all():

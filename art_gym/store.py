@@ -6,13 +6,16 @@ kill at any moment. What an episode is belongs to `art_gym.episodes`; which labe
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Lock
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -38,6 +41,8 @@ class EpisodeStore:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        if not isinstance(folder, str | os.PathLike):
+            raise TypeError(f"folder must be the path of a folder, not {folder!r:.100}")
         self.folder = Path(folder) / "episodes"
         self._journals: dict[str, Journal] = {}
 
@@ -47,9 +52,9 @@ class EpisodeStore:
         Raises:
             UsageError: The label can't be a file name.
         """
+        if not isinstance(label, str) or not _LABEL.fullmatch(label):
+            raise UsageError(f"{label!r:.100} can't label episodes: use up to 100 letters, digits, '.', '_', '-', the first a letter or digit")
         if label not in self._journals:
-            if not _LABEL.fullmatch(label):
-                raise UsageError(f"{label!r} can't label episodes: use up to 100 letters, digits, '.', '_', '-', the first a letter or digit")
             self._journals[label] = Journal(self.folder / f"{label}{_SUFFIX}")
         return self._journals[label]
 
@@ -89,6 +94,20 @@ class Journal:
     def label(self) -> str:
         return self.path.name.removesuffix(_SUFFIX)
 
+    def check(self) -> None:
+        """See whether the disk takes what is appended, and leave nothing behind. Another process may be writing all the same.
+
+        Raises:
+            UsageError: It doesn't, such as a folder that is read-only or a file.
+        """
+        try:
+            _try_out(self.path)
+        except (OSError, ValueError) as error:  # ValueError: no file has that name
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise UsageError(
+                f"episodes can't be written to {str(self.path)!r}: {reason}; make that writable, or choose another folder"
+            ) from error
+
     def append(self, *episodes: Episode) -> None:
         """Write the episodes, all or none; when this returns they are on disk.
 
@@ -120,7 +139,7 @@ class Journal:
         """Yield the episodes, one at a time; none if nothing was appended yet.
 
         Raises:
-            ValueError: A line in the middle of the file is damaged, or was written by an incompatible version.
+            ValueError: A line in the middle of the file is damaged, or is no episode that this version reads.
         """
         if not self.path.exists():
             return
@@ -136,7 +155,11 @@ class Journal:
                 except ValueError as error:
                     torn = number, error
                     continue
-                yield Episode.from_dict(data)
+                try:
+                    episode = Episode.from_dict(data)
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    raise ValueError(f"{self.path}, line {number} is no episode that this version of art_gym reads: {error}") from error
+                yield episode
 
     def latest(self) -> dict[str, Episode]:
         """Episodes by id. Where an id was appended again (a failed episode that was played again), the last one stands."""
@@ -159,7 +182,9 @@ class Journal:
             _sync_folder(self.path.parent)
         except BlockingIOError:
             file.close()
-            raise UsageError(f"{self.path} is being written by another process; wait for it, or use another run folder") from None
+            raise UsageError(
+                f"{self.path} is being written by another process, or another store of this one; wait for it, or use another run folder"
+            ) from None
         except BaseException:
             file.close()
             raise
@@ -193,6 +218,19 @@ def encode_or_failed(episode: Episode) -> bytes:
     except ValueError as error:
         episode.failure = Failure("environment", str(error))
         return encode(replace(episode, tools=[], turns=[], final_observation=[], metrics={}))
+
+
+def _try_out(path: Path) -> None:
+    """Raise what appending to the file would raise, without making it."""
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        place = next((folder for folder in path.parents if os.path.lexists(folder)), Path())
+        TemporaryFile(dir=place).close()
+        return
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.EINVAL, "it's no file")
+    path.open("ab").close()
 
 
 def _whole_lines(file: BinaryIO) -> int:

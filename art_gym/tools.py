@@ -11,8 +11,8 @@ import inspect
 import json
 import re
 import sys
+import threading
 import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -21,9 +21,10 @@ from typing import Any, TypeVar, overload
 import docstring_parser
 import pydantic
 
-from art_gym._arguments import explain, read_arguments
+from art_gym._annotations import parameter_types
+from art_gym._arguments import explain, read_arguments, refuse_beyond_floats
 from art_gym._nulls import drop_nulls
-from art_gym._parameters import describe, parameter_field
+from art_gym._parameters import describe, is_strict, parameter_field
 from art_gym.errors import ToolError
 from art_gym.messages import ToolSchema
 
@@ -74,10 +75,9 @@ def tool(function: F | None = None, /, *, name: str | None = None, timeout: floa
     """
     if isinstance(function, str):
         raise TypeError(f"@tool marks a method; to give it a name, write @tool(name={function!r})")
-    if name is not None and not _WIRE_NAME.fullmatch(name):
-        raise TypeError(f"a tool's name is 1 to 64 letters, digits, '_' or '-', not {name!r}")
-    if timeout is not None and not timeout > 0:
-        raise TypeError(f"a tool's timeout is a positive number of seconds, not {timeout!r}")
+    if name is not None:
+        _check_name(name)
+    _check_timeout(timeout)
 
     def mark(function: F) -> F:
         method = getattr(function, "__func__", function)  # of a static method or a class method
@@ -111,6 +111,7 @@ class Tool:
     timeout: float | None
     attribute: str
     _model: type[pydantic.BaseModel] = field(repr=False)
+    _strict: bool = field(repr=False)
     _names: Mapping[str, str] = field(repr=False)
     _hints: Mapping[str, Any] = field(repr=False)
     _recipe: tuple[Callable[..., Any], dict[str, Any]] = field(repr=False)
@@ -123,7 +124,7 @@ class Tool:
         name: str | None = None,
         timeout: float | None = None,
         annotations: Mapping[str, Any] | None = None,
-        namespace: Mapping[str, Any] | None = None,
+        owner: type | None = None,
         skip_first: bool = False,
         attribute: str = "",
     ) -> Tool:
@@ -144,24 +145,29 @@ class Tool:
             name: The name on the wire; the function's own by default.
             timeout: Seconds that one call may take.
             annotations: Annotations that replace those of the function, by parameter.
-            namespace: Local names in which string annotations are looked up, besides the function's module.
+            owner: The class that defines the function, if one does. Annotations that are text are looked up among its names, and those of
+                the functions and classes that it or the function is defined in, besides the function's module.
             skip_first: Leave out the first parameter: the `self` of a method.
             attribute: The environment's attribute that runs it; by default the function itself does.
 
         Raises:
-            TypeError: A parameter can't be described in JSON schema, or can't be passed by name; or it is no function.
+            TypeError: A parameter can't be described in JSON schema, or can't be passed by name; it is no function; or the name or the
+                timeout can't be one.
             NameError: An annotation names something that doesn't exist (yet).
         """
         recipe = {"name": name, "timeout": timeout, "annotations": annotations, "skip_first": skip_first, "attribute": attribute}
         subject = _subject(function)
         name = name or str(getattr(subject.described, "__name__", type(function).__name__))
-        if not _WIRE_NAME.fullmatch(name):
-            raise TypeError(f"a tool's name is 1 to 64 letters, digits, '_' or '-', not {name!r}: give it one with @tool(name=...)")
+        _check_name(name, ": give it one with @tool(name=...)")
+        _check_timeout(timeout)
         parameters = _parameters(name, function, subject, skip_first=skip_first)
         hints = dict(annotations or {})
         unknown = hints.keys() - {parameter.name for parameter in parameters}
         if not all(parameter.name in hints for parameter in parameters):
-            hints = {**_type_hints(subject.called, namespace), **hints}
+            found, local = parameter_types(subject.called, owner)
+            hints = {**found, **hints}
+            if local:  # they can't be found once more, such as by a copy of the tool in another process
+                recipe["annotations"] = {parameter.name: hints[parameter.name] for parameter in parameters if parameter.name in hints}
         if unknown:
             raise TypeError(f"tool '{name}' has no parameter {', '.join(map(repr, sorted(unknown)))}")
         doc = docstring_parser.parse(subject.doc)
@@ -174,7 +180,7 @@ class Tool:
         model, schema = describe(name, fields)
         names = {f"p{index}": parameter.name for index, parameter in enumerate(parameters)}
         description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
-        return cls(name, description, schema, timeout, attribute, model, names, hints, (function, recipe))
+        return cls(name, description, schema, timeout, attribute, model, is_strict(model), names, hints, (function, recipe))
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -200,15 +206,18 @@ class Tool:
             ToolError: They aren't valid; the text says what is wrong and what would be right.
         """
         values = read_arguments(arguments)
-        validate = self._model.__pydantic_validator__.validate_python
+        validator = self._model.__pydantic_validator__
         while True:
             try:
-                fields = validate(values).__dict__
+                valid = validator.validate_json(json.dumps(values)) if self._strict else validator.validate_python(values)
             except pydantic.ValidationError as error:
                 if not drop_nulls(error, values, self.parameters):
                     raise ToolError(explain(error, values, self._names.values())) from None
             else:
-                return {name: fields[key] for key, name in self._names.items()}
+                fields = valid.__dict__
+                result = {name: fields[key] for key, name in self._names.items()}
+                refuse_beyond_floats(result, [self._names[key] for key in valid.__pydantic_fields_set__])
+                return result
 
     def constrained(self, annotations: Mapping[str, Any]) -> Tool:
         """Derive the tool again, with other annotations for some of its parameters.
@@ -263,6 +272,18 @@ def _subject(function: Any) -> _Subject:
     return _Subject(called, described, inspect.cleandoc(doc or ""))
 
 
+def _check_name(name: Any, way_out: str = "") -> None:
+    if not isinstance(name, str) or not _WIRE_NAME.fullmatch(name):
+        raise TypeError(f"a tool's name is 1 to 64 letters, digits, '_' or '-', not {name!r}{way_out}")
+
+
+def _check_timeout(timeout: Any) -> None:
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise TypeError(f"a tool's timeout is a positive number of seconds, or None for no limit, not {timeout!r}")
+
+
 def _from_class_method(method: types.MethodType, **recipe: Any) -> Tool:
     return Tool.from_function(method.__func__, **recipe)
 
@@ -293,13 +314,6 @@ def _parameters(name: str, function: Any, subject: _Subject, *, skip_first: bool
         )
     bound = function.keywords if isinstance(function, partial) else {}
     return [parameter for parameter in parameters if parameter.name not in bound]
-
-
-def _type_hints(function: Callable[..., Any], namespace: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Evaluate the annotations of the parameters; that of the result isn't needed, and often names what only type checkers import."""
-    annotations = {name: hint for name, hint in getattr(function, "__annotations__", {}).items() if name != "return"}
-    holder = types.SimpleNamespace(__annotations__=annotations, __wrapped__=function)  # names are looked up where the wrapped one is
-    return typing.get_type_hints(holder, localns=dict(namespace or {}), include_extras=True)
 
 
 def _getter(value: property | cached_property[Any]) -> Any:

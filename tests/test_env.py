@@ -824,14 +824,12 @@ def test_a_tool_that_stops_the_loop_does_not_stop_the_others() -> None:
 
 def test_a_loop_that_was_closed_is_replaced() -> None:
     loop_of_this_process()
-    loop = _calls._process_loop.get()
-    served = _calls._process_loop._served
-    assert served is not None
+    served = _calls._process_loop.get()
     served.retire()
     served.thread.join(5)
-    assert loop.is_closed()
+    assert served.loop.is_closed()
     assert in_thread(loop_of_this_process)
-    assert _calls._process_loop.get() is not loop
+    assert _calls._process_loop.get() is not served
 
 
 @pytest.mark.parametrize(
@@ -1107,9 +1105,9 @@ def test_a_loop_that_is_free_stays_after_a_timeout_and_one_that_was_left_behind_
         slow().step(call("hold_briefly", seconds=0.6))
     assert _calls._process_loop.get() is not before
     until = time.perf_counter() + 5
-    while not before.is_closed() and time.perf_counter() < until:
+    while not before.loop.is_closed() and time.perf_counter() < until:
         time.sleep(0.05)
-    assert before.is_closed()
+    assert before.loop.is_closed()
 
 
 def test_within_the_deadline_the_result_counts() -> None:

@@ -1,6 +1,7 @@
 """Journals: what was appended is on disk and readable, whatever happens next."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -90,6 +91,70 @@ def test_a_label_that_is_no_file_name_is_refused(open_store, label):
         open_store().journal(label)
 
 
+def in_the_way_of_the_store(folder):
+    folder.write_text("a file")
+
+
+def in_the_way_of_its_folder(folder):
+    folder.mkdir()
+    (folder / "episodes").write_text("a file")
+
+
+def in_the_way_of_the_file(folder):
+    (folder / "episodes" / "a.jsonl").mkdir(parents=True)
+
+
+def a_pipe(folder):
+    (folder / "episodes").mkdir(parents=True)
+    os.mkfifo(folder / "episodes" / "a.jsonl")
+
+
+def a_link_to_nowhere(folder):
+    folder.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("block", [in_the_way_of_the_store, in_the_way_of_its_folder, in_the_way_of_the_file, a_pipe, a_link_to_nowhere])
+def test_what_cannot_be_written_is_told_before_anything_is(tmp_path, block):
+    block(tmp_path / "run")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=r"episodes can't be written to '.*/run/episodes/a\.jsonl': .*; make that writable, or choose another"):
+        EpisodeStore(tmp_path / "run").journal("a").check()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_system_that_takes_nothing_is_told():
+    with pytest.raises(UsageError, match=r"episodes can't be written to '/proc/run/episodes/a\.jsonl': .*; make that writable"):
+        EpisodeStore("/proc/run").journal("a").check()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.parametrize("part", [".", "episodes", "episodes/a.jsonl"])
+def test_what_may_not_be_written_is_told(tmp_path, open_store, part):
+    with open_store() as store:
+        store.journal("a").append(episode())
+    if part != "episodes/a.jsonl":
+        store.journal("a").path.unlink()
+    if part == ".":
+        store.folder.rmdir()
+    (tmp_path / part).chmod(0o555)
+    with pytest.raises(UsageError, match="Permission denied"):
+        open_store().journal("a").check()
+    (tmp_path / part).chmod(0o755)
+    open_store().journal("a").check()
+
+
+def test_a_check_leaves_nothing_and_changes_nothing(tmp_path, open_store):
+    open_store().journal("a").check()
+    assert list(tmp_path.iterdir()) == []
+    journal = open_store().journal("a")
+    journal.append(episode())
+    before = journal.path.stat()
+    open_store().journal("a").check()
+    open_store().journal("b").check()
+    assert journal.path.stat() == before
+    assert list(tmp_path.rglob("*.jsonl")) == [journal.path]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])
 def test_what_json_cannot_hold_is_refused_whole(open_store, value):
     journal = open_store().journal("a")
@@ -145,11 +210,26 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(open_store):
         list(journal.read())
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["5", "null", "[]", '"text"', "{}", '{"format":1}', '{"format":1,"scenario":3}', None],
+    ids=lambda line: line or "a field too many",
+)
+def test_a_line_that_is_no_episode_is_an_error_that_names_it(open_store, line):
+    journal = open_store().journal("a")
+    journal.append(episode("x"), episode("y"), episode("z"))
+    lines = journal.path.read_text().splitlines()
+    lines[1] = lines[1].replace('"reward":', '"more":1,"reward":', 1) if line is None else line
+    journal.path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"/episodes/a\.jsonl, line 2 is no episode that this version of art_gym reads: "):
+        list(journal.read())
+
+
 def test_a_record_of_another_format_is_an_error(open_store):
     journal = open_store().journal("a")
     journal.append(episode())
     journal.path.write_text(journal.path.read_text().replace('"format":1', '"format":99'))
-    with pytest.raises(ValueError, match="format 99"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 is no episode .*: an episode record has format 99"):
         list(journal.read())
 
 

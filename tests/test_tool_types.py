@@ -437,6 +437,39 @@ def test_schemas_from_elsewhere_that_have_no_strict_form_are_refused(part: Any, 
         strict_schema({"type": "function", "function": {"name": "use", "parameters": {"type": "array"}}})
 
 
+@pytest.mark.parametrize("schema", [{}, None, "look", [], {"function": None}, {"function": {}}, {"type": "function", "name": "look"}], ids=str)
+def test_what_is_no_tools_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(UsageError, match=r"^a tool's schema has the form \{'type': 'function', .*not [^\n]*$"):
+        strict_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": 3},
+        {"type": [3]},
+        {"type": "object", "properties": []},
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": "a"},
+        {"anyOf": {}},
+        {"enum": 3},
+        {"$ref": 3},
+        {"$ref": "#/$defs/Nothing"},
+        {"type": "array", "prefixItems": {"a": 1}},
+        {"type": "string", "description": 3},
+    ],
+    ids=str,
+)
+def test_a_schema_that_can_not_be_read_is_refused(part: Any) -> None:
+    with pytest.raises(UsageError, match=r"^tool 'use' has no form in strict mode: parameter 'x' can't be read: [^\n]*$"):
+        strict_schema({"type": "function", "function": {"name": "use", "parameters": {"type": "object", "properties": {"x": part}}}})
+
+
+@pytest.mark.parametrize("parameters", [3, [1], "x", {"properties": {}}], ids=str)
+def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
+    with pytest.raises(UsageError, match="the parameters must be an object"):
+        strict_schema({"type": "function", "function": {"name": "use", "parameters": parameters}})
+
+
 # Nulls that stand for what isn't given.
 
 

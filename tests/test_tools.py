@@ -454,6 +454,24 @@ def test_names_and_timeouts_are_checked() -> None:
         derive(lambda: None)
 
 
+@pytest.mark.parametrize("timeout", [0, -1, True, False, float("inf"), float("nan"), "5", 1e12, [], b"5"], ids=repr)
+def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
+    text = r"^a tool's timeout is a positive number of seconds, or None for no limit, not [^\n]*$"
+    with pytest.raises(TypeError, match=text):
+        tool(timeout=timeout)
+    with pytest.raises(TypeError, match=text):
+        Tool.from_function(add, timeout=timeout)
+
+
+@pytest.mark.parametrize("name", [5, b"look", [], "", "two words", "x" * 65], ids=repr)
+def test_a_name_is_text(name: Any) -> None:
+    with pytest.raises(TypeError, match=r"^a tool's name is 1 to 64 letters, digits, '_' or '-', not [^\n]*$"):
+        tool(name=name)
+    if name:
+        with pytest.raises(TypeError, match=r"^a tool's name is 1 to 64 letters, digits, '_' or '-', not [^\n]*$"):
+            Tool.from_function(add, name=name)
+
+
 def test_a_schema_can_be_changed_without_changing_the_tool() -> None:
     derived = derive(add)
     derived.schema["function"]["parameters"]["properties"].clear()

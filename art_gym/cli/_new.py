@@ -6,6 +6,7 @@ The files' templates lie in `scaffold/`. The folder appears whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import importlib.metadata
 import importlib.util
 import keyword
@@ -83,8 +84,11 @@ def _appearing(project: Path) -> Iterator[Path]:
 
 
 def _filled(template: str, name: str, class_name: str) -> str:
-    text = files("art_gym.cli").joinpath("scaffold", template).read_text(encoding="utf-8")
-    return text.replace("{{name}}", name).replace("{{class_name}}", class_name)
+    return _template(template).replace("{{name}}", name).replace("{{class_name}}", class_name)
+
+
+def _template(template: str) -> str:
+    return files("art_gym.cli").joinpath("scaffold", template).read_text(encoding="utf-8")
 
 
 def _class_name(name: str) -> str:
@@ -99,8 +103,19 @@ def _check_name(name: str, class_name: str) -> None:
     if keyword.iskeyword(name) or keyword.iskeyword(class_name) or class_name in _TAKEN_CLASSES:
         word = name if keyword.iskeyword(name) else class_name
         raise UsageError(f"{name!r} can't name a package: {word!r} has a meaning of its own in Python or art_gym; choose another name")
-    if name == "tests":
-        raise UsageError("'tests' can't name a package: the folder of the project's tests has that name; choose another name")
+    if name.lower() == "tests":
+        raise UsageError(f"{name!r} can't name a package: the folder of the project's tests has that name; choose another name")
+    if _is_ignored(name):
+        raise UsageError(
+            f"{name!r} can't name a package: the project's .gitignore leaves folders of that name out, and so would its wheel; "
+            "choose another name"
+        )
+
+
+def _is_ignored(name: str) -> bool:
+    """Whether the project's own .gitignore would exclude the package; on some systems letter case makes no difference to it."""
+    patterns = [line.strip().rstrip("/").lower() for line in _template("gitignore.template").splitlines()]
+    return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in patterns if pattern)
 
 
 def _check_free(name: str) -> None:

@@ -11,9 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import gymnasium
 
+from art_gym.errors import UsageError
 from art_gym.rollout._threads import DaemonThread, Outcome
 
 T = TypeVar("T")
@@ -21,6 +23,9 @@ Make = Callable[[], gymnasium.Env[Any, Any]]
 
 CLOSE_SECONDS = 5.0
 """How long the end of a rollout waits for an environment to close."""
+
+_held: WeakValueDictionary[int, gymnasium.Env[Any, Any]] = WeakValueDictionary()
+"""The environments that are in a host, by identity: two episodes at once would mix in one instance."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +59,10 @@ class InlineHost:
     async def call(self, function: Callable[..., T], *args: Any, timeout: float) -> T:
         try:
             return self._slot.call(function, args)
-        except SystemExit as error:
-            # Raised by a library that gives up, it would end the whole rollout.
+        except BaseException as error:
+            if isinstance(error, Exception | KeyboardInterrupt):
+                raise
+            # Such as the SystemExit of a library that gives up, which would end the whole rollout.
             raise RuntimeError(f"raised {error!r}") from error
 
     def abandon(self) -> None:
@@ -99,7 +106,7 @@ class _Slot:
 
     def call(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
         if self._env is None:
-            self._env = self._make()
+            self._env = self._made()
         result: T = function(self._env, *args)
         return result
 
@@ -108,5 +115,18 @@ class _Slot:
         if env is not None:
             try:
                 env.close()
-            except Exception:  # noqa: BLE001  # nothing depends on it any more
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001  # nothing depends on it any more
                 _log.exception("an environment raised in close()")
+            finally:
+                _held.pop(id(env), None)
+
+    def _made(self) -> gymnasium.Env[Any, Any]:
+        env: Any = self._make()
+        if not isinstance(env, gymnasium.Env):
+            raise UsageError(f"the function that makes the environment returned {env!r:.100}; it must return a gymnasium.Env")
+        if _held.get(id(env)) is env:
+            raise UsageError(f"the function that makes the environment returned {env} again while it is played; make a new one each time")
+        _held[id(env)] = env
+        return env

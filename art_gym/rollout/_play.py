@@ -7,21 +7,27 @@ episodes are played, and where they are kept, belongs to the runner.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from art_gym._actions import message_of
 from art_gym._steps import reset_env, step_env
 from art_gym._transcripts import new_messages
 from art_gym.episodes import Episode, Failure, Turn
 from art_gym.errors import ContextOverflow, EngineError, FailureKind, PolicyError, ToolTimeout, UsageError
+from art_gym.messages import AssistantMessage
 from art_gym.rollout._hosts import Host, HostTimeoutError
 from art_gym.rollout.agent import Agent, Reply, TurnState
 
 T = TypeVar("T")
+
+HOLD_SECONDS = 0.05
+"""How long an episode in which nothing waits may keep the event loop to itself."""
 
 _AGENT_KEY = 0x61637473
 """Tells the agents' generators from all others that may be spawned from a scenario's seed."""
@@ -78,10 +84,16 @@ async def _play(episode: Episode, host: Host, agent: Agent, limits: Limits) -> N
         action_space=start.action_space,
         rng=_generator(scenario.seed, episode.member),
     )
+    yielded = clock()
     while True:
         episode.final_observation = [*observation]
+        if clock() - yielded > HOLD_SECONDS:
+            await asyncio.sleep(0)
+            yielded = clock()
+        if (now := clock()) >= deadline:
+            raise _FailedError(Failure("policy", f"the episode did not end within {limits.episode:.3g} s"))
         asked = perf_counter()
-        state.timeout = min(limits.turn, deadline - clock())
+        state.timeout = min(limits.turn, deadline - now)
         reply = await _ask(agent, state)
         if reply is None:
             episode.truncated, episode.truncation = True, "context_length"
@@ -112,7 +124,7 @@ async def _play(episode: Episode, host: Host, agent: Agent, limits: Limits) -> N
             return
         state.turn += 1
         state.observation = observation
-        state.messages += [reply.action, *new_messages(observation, previous)]
+        state.messages += [reply.action, *new_messages(observation, previous, reply.action)]
 
 
 def _generator(seed: int, member: int) -> np.random.Generator:
@@ -127,9 +139,13 @@ def _generator(seed: int, member: int) -> np.random.Generator:
 async def _ask(agent: Agent, state: TurnState) -> Reply | None:
     """Return the agent's reply; None if the conversation no longer fits its context."""
     scope = asyncio.timeout(state.timeout)
+    reply: Any
     try:
         async with scope:
-            return await agent.act(state)
+            reply = agent.act(state)
+            if not inspect.isawaitable(reply):
+                raise UsageError(f"the agent {agent.name!r} must be asynchronous, and its act returned {reply!r:.100}: write async def act")
+            reply = await reply
     except ContextOverflow:
         return None
     except (PolicyError, EngineError) as error:
@@ -142,6 +158,17 @@ async def _ask(agent: Agent, state: TurnState) -> Reply | None:
         raise _failed("policy", error) from error
     except Exception as error:
         raise _failed("policy", error) from error
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, KeyboardInterrupt | GeneratorExit) or (isinstance(error, asyncio.CancelledError) and task and task.cancelling()):
+            raise
+        # The SystemExit of a library that gives up, or a task of the agent's own that was cancelled: neither is the rollout's end.
+        raise _failed("policy", RuntimeError(f"raised {error!r}")) from error
+    if not isinstance(reply, Reply):
+        raise _failed("policy", TypeError(f"the agent {agent.name!r} must return a Reply, such as Reply(call(…)), not {reply!r:.100}"))
+    if isinstance(reply.action, Mapping) or (message := message_of(reply.action)) is None:
+        return reply
+    return replace(reply, action=cast("AssistantMessage", dict(message)))  # a message object of the OpenAI SDK
 
 
 async def _on_host(host: Host, function: Callable[..., T], argument: Any, *, seconds: float) -> T:

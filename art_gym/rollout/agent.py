@@ -26,7 +26,7 @@ class TurnState:
         member: The episode's place in its group.
         turn: Index of the turn, from 0.
         messages: The whole transcript so far, the new observation included. Not to be changed.
-        observation: The messages that are new since the last action.
+        observation: What the environment returned: the new messages, or the whole transcript where a wrapper shows that.
         tools: Tool schemas in OpenAI wire form.
         action_space: The environment's action space.
         rng: The episode's own generator, the same for equal scenario and member.

@@ -18,6 +18,7 @@ import gymnasium
 
 from art_gym.episodes import Episode, EpisodeGroup, Failure
 from art_gym.errors import EngineError, UsageError
+from art_gym.rollout._arguments import check_agent, check_counts, check_env, check_run, check_scenario, check_seconds
 from art_gym.rollout._hosts import Host, InlineHost, ThreadHost
 from art_gym.rollout._play import Limits, play
 from art_gym.rollout._recorder import Recorder
@@ -53,6 +54,9 @@ class Runner:
         episode_timeout: Seconds that an episode may take; past it the episode fails with the kind of what it was waiting for.
         engine_check: Raises `EngineError` when the engine is dead, such as `Engine.check`. Called in a thread, every few seconds and after each
             failure of the policy.
+
+    Raises:
+        UsageError: An argument can't be right.
     """
 
     def __init__(
@@ -68,14 +72,12 @@ class Runner:
         episode_timeout: float = 600.0,
         engine_check: Callable[[], None] | None = None,
     ) -> None:
-        for name, value in {"concurrency": concurrency, "group_size": group_size}.items():
-            if value < 1:
-                raise UsageError(f"{name} is {value}; it must be at least 1")
-        for name, seconds in {"turn_timeout": turn_timeout, "tool_timeout": tool_timeout, "episode_timeout": episode_timeout}.items():
-            if not seconds > 0:
-                raise UsageError(f"{name} is {seconds}; it must be more than 0 seconds")
-        if callable(env) and env_kwargs:
-            raise UsageError("env_kwargs go with an environment's id; a function that makes the environment passes its own")
+        check_env(env, env_kwargs)
+        check_agent(agent)
+        check_counts(concurrency=concurrency, group_size=group_size)
+        check_seconds(turn_timeout=turn_timeout, tool_timeout=tool_timeout, episode_timeout=episode_timeout)
+        if engine_check is not None and not callable(engine_check):
+            raise UsageError(f"engine_check is {engine_check!r:.100}; it must be a function that raises EngineError when the engine is dead")
         self.env = env
         self.agent = agent
         self.env_kwargs = dict(env_kwargs or {})
@@ -107,8 +109,9 @@ class Runner:
 
         Raises:
             EngineError: The engine died. What was in play is recorded as failed, with kind `engine`.
-            UsageError: Unknown environment, model or key; a journal of another rollout.
+            UsageError: Unknown environment, model or key; what is no scenario; a journal of another rollout, or one that can't be written.
         """
+        check_run(scenarios, journal, progress)
         rollout = _Rollout(self, Recorder(journal), _recorded(journal, resume), progress)
         async with aclosing(rollout.groups(scenarios)) as groups:
             async for group in groups:
@@ -178,7 +181,7 @@ class _Rollout:
         self._recorded = recorded
         self._progress = progress
         loop = asyncio.get_running_loop()
-        self._stop: asyncio.Future[BaseException] = loop.create_future()
+        self._stop: asyncio.Future[Exception] = loop.create_future()
         self._jobs: asyncio.Queue[tuple[_Group, Episode]] = asyncio.Queue()
         self._open: asyncio.Queue[_Group | None] = asyncio.Queue()
         # Enough for every place to stay busy while the oldest group waits for a slow episode.
@@ -200,6 +203,7 @@ class _Rollout:
                 yield EpisodeGroup(group.scenario, [episode for episode in group.episodes if episode is not None])
                 self._ahead.release()
         finally:
+            self._stop.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -208,7 +212,7 @@ class _Rollout:
             finally:
                 await asyncio.gather(*(host.close() for host in self._idle))
                 self._engine.stop()
-                self._recorder.close()
+                await self._recorder.close()
 
     async def _next(self) -> _Group | None:
         """Return the group that is to be yielded next, whole or not; None at the end."""
@@ -221,6 +225,10 @@ class _Rollout:
                 await coroutine
             except Exception as error:  # noqa: BLE001  # raised again where the caller waits
                 self._fail(error)
+            except BaseException as error:
+                # Or the caller would wait for ever for what this task was to do.
+                self._fail(RuntimeError(f"the rollout was ended by {error!r}"))
+                raise
 
         return asyncio.create_task(guarded())
 
@@ -250,6 +258,9 @@ class _Rollout:
         except Exception:  # noqa: BLE001  # every episode will meet it too, and record it
             host.abandon()
             return
+        except BaseException:
+            host.abandon()
+            raise
         if instant:
             await host.close()
             self._new_host = lambda: InlineHost(self._runner.make)
@@ -259,12 +270,14 @@ class _Rollout:
     async def _feed(self, scenarios: Iterable[Scenario]) -> None:
         size = self._runner.group_size
         for index, scenario in enumerate(scenarios):
+            check_scenario(scenario)
             await self._ahead.acquire()
             group = _Group(scenario, [None] * size)
             for member in range(size):
                 episode = Episode(id=self._recorder.episode_id(index, member), env_id="", scenario=scenario, member=member)
                 known = self._recorded.pop(episode.id, None)
                 if known is None:
+                    self._recorder.check(scenario)
                     self._jobs.put_nowait((group, episode))
                 elif (known.scenario.id, known.scenario.seed) == (scenario.id, scenario.seed):
                     self._put(group, known)
@@ -317,7 +330,7 @@ class _Rollout:
             self._progress.on_episode(episode)
 
     def _why_cut(self) -> Failure:
-        error = self._stop.result() if self._stop.done() else None
+        error = self._stop.result() if self._stop.done() and not self._stop.cancelled() else None
         if isinstance(error, EngineError):
             return Failure("engine", str(error))
         return Failure("cancelled", "the rollout was left before the episode ended" if error is None else f"the rollout stopped: {error}")

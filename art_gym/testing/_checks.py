@@ -280,16 +280,19 @@ def _require_disjoint(what: str, values: list[Any]) -> None:
 
 _IN_ANOTHER_PROCESS = """
 import itertools, json, sys
+from art_gym.testing._clock import CLOCK
+CLOCK.install()
 from gymnasium.envs.registration import load_env_creator
 entry_point, kwargs, splits, count = json.loads(sys.argv[1])
-env = load_env_creator(entry_point)(**kwargs).unwrapped
-print()
-print(json.dumps({split: [scenario.to_dict() for scenario in itertools.islice(env.scenarios(split), count)] for split in splits}))
+with CLOCK.shifted():
+    env = load_env_creator(entry_point)(**kwargs).unwrapped
+    print()
+    print(json.dumps({split: [scenario.to_dict() for scenario in itertools.islice(env.scenarios(split), count)] for split in splits}))
 """
 
 
 def _compare_with_another_process(spec: EnvSpec | None, taken: Mapping[Split, list[dict[str, Any]]]) -> list[str]:
-    """Compare with what an interpreter with another hash seed takes; return why that couldn't be done."""
+    """Compare with what an interpreter with another hash seed and another clock takes; return why that couldn't be done."""
     if spec is None or not isinstance(spec.entry_point, str):
         return ["not compared with another process: the entry point is no text"]
     argument = json.dumps([spec.entry_point, spec.kwargs, SPLITS, _SCENARIOS])
@@ -305,7 +308,7 @@ def _compare_with_another_process(spec: EnvSpec | None, taken: Mapping[Split, li
         return [f"not compared with another process: {reason}"]
     there = json.loads(done.stdout.splitlines()[-1])
     for split in SPLITS:
-        differs = _differs(f"in another process, with another hash seed, the split {split!r}", taken[split], there[split])
+        differs = _differs(f"in another process, with another hash seed and another clock, the split {split!r}", taken[split], there[split])
         reasons = "scenarios may not follow a set's order, hash(), the clock or unseeded chance"
         _require(there[split] == taken[split], f"{differs}\n  {reasons}")
     return []

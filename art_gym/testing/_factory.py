@@ -100,12 +100,7 @@ class Factory:
         """Return how a script makes the same environments."""
         if isinstance(self.make, str):
             return Source([], repr(self.make), f"art_gym.make({self.make!r})", {"import art_gym"})
-        found = _source_of(self.make)
-        if found is not None:
-            return found
-        where = _place(self.make)
-        lines = ["", "", "def make():", f"    raise NotImplementedError({f'make the environment here, as {where} does'!r})", "", ""]
-        return Source(lines, "make", "make()")
+        return source_of(self.make, ("make()", "make the environment here"))
 
 
 def load(shipped: dict[str, Any]) -> Factory:
@@ -126,6 +121,16 @@ def load(shipped: dict[str, Any]) -> Factory:
     return Factory(pickle.loads(shipped["pickled"]))
 
 
+def source_of(function: Any, stand_in: tuple[str, str]) -> Source:
+    """Return how a script gets hold of a function or class; where it can't, a function stands in for it: its head, and what is to be done."""
+    found = _source_of(function)
+    if found is not None:
+        return found
+    head, task = stand_in
+    lines = ["", "", f"def {head}:", f"    raise NotImplementedError({f'{task}, as {_place(function)} does'!r})", "", ""]
+    return Source(lines, head.partition("(")[0], head)
+
+
 def _source_of(make: Any) -> Source | None:
     if isinstance(make, functools.partial):
         inner = _source_of(make.func)
@@ -136,6 +141,8 @@ def _source_of(make: Any) -> Source | None:
         return Source(
             inner.lines, f"functools.partial({inner.make}, {joined})", f"{inner.make}({joined})", inner.imports | {"import functools"}
         )
+    if inspect.ismethod(make) and not inspect.isclass(make.__self__):  # the object that it belongs to has no name
+        return None
     module, name = getattr(make, "__module__", None), getattr(make, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
         return None

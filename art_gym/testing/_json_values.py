@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
+from re import _parser  # type: ignore[attr-defined]  # no public parser exists; hypothesis reads the same one
 from typing import Any
 
 from hypothesis import strategies as st
@@ -26,6 +27,9 @@ _DEEP = 3
 
 _FIRST = (3, 3, 12)
 """Of the words to try so many at the front are tried more often."""
+
+_LONG = 100
+"""Characters of a text at most, unless the schema asks for more."""
 
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "$defs"})
 
@@ -47,7 +51,8 @@ ANYTHING: Values = st.recursive(
 def json_values(schema: Schema, root: Mapping[str, Any] | None = None, *, words: Sequence[str] = ()) -> Values:
     """Build a strategy for the JSON values that conform to a schema.
 
-    Values lean to the small, the shallow and the edges of what is allowed; they shrink to the simplest that conforms.
+    Values lean to the small, the shallow and the edges of what is allowed; they shrink to the simplest that conforms. Texts have up to 100
+    characters, or as many as the schema asks for at least.
 
     Args:
         schema: JSON schema, draft 2020-12 as pydantic writes it: not `if`, `dependent…`, `unevaluated…` or references out of the document.
@@ -158,19 +163,21 @@ class _Maker:
 
     def _string(self, schema: Mapping[str, Any], depth: int) -> Values:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
+        longest = max(least, _LONG) if most is None else min(most, max(least, _LONG))
         if "pattern" in schema:
+            longest = max(longest, _shortest_match(schema["pattern"]))
             texts = st.from_regex(pattern(schema["pattern"]), alphabet=st.characters(codec="utf-8"))
             # In Python "$" also matches before a last newline, elsewhere it doesn't.
             matched = texts.map(lambda text: text.removesuffix("\n")) if schema["pattern"].endswith("$") else texts
-            return matched.filter(lambda value: conforms(value, schema, self._root))
+            return matched.filter(lambda value: len(value) <= longest and conforms(value, schema, self._root))
         made = _FORMATS.get(schema.get("format", ""))
         if made is not None:
             return made.filter(lambda value: conforms(value, schema, self._root))
         if _crossed(least, most):
             return st.nothing()
-        letters = st.text("abcdefghij0123456789 ", min_size=least, max_size=max(least, 8) if most is None else min(most, max(least, 8)))
+        letters = st.text("abcdefghij0123456789 ", min_size=least, max_size=min(longest, max(least, 8)))
         known = [word for word in self._words if conforms(word, schema, self._root)]
-        options = [letters, st.text(min_size=least, max_size=most)]
+        options = [letters, st.text(min_size=least, max_size=longest)]
         return st.one_of([*options, *(st.sampled_from(known[:count]) for count in (*_FIRST, None) if known)])
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> Values:
@@ -211,7 +218,7 @@ class _Maker:
         if depth >= _DEEP:
             room = min(room, wanted)
         entries = [
-            st.tuples(st.from_regex(pattern(text), alphabet=st.characters(codec="utf-8")), self.values(part, depth + 1))
+            st.tuples(self.values({"type": "string", "pattern": text}, depth + 1), self.values(part, depth + 1))
             for text, part in schema.get("patternProperties", {}).items()
         ]
         if (others == "unsaid" and wanted and not entries) or (others != "unsaid" and others is not False):
@@ -232,6 +239,13 @@ class _Maker:
         "object": _object,
         "anything": lambda maker, schema, depth: ANYTHING,
     }
+
+
+def _shortest_match(text: str) -> float:
+    """A number of characters in which a match of the pattern finds room."""
+    if "(?=" in text:  # what must lie ahead counts for nothing in the width
+        return math.inf
+    return int(_parser.parse(pattern(text).pattern).getwidth()[0])
 
 
 def _implied_kind(schema: Mapping[str, Any]) -> str:

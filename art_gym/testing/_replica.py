@@ -13,12 +13,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
+from art_gym.testing._clock import CLOCK
 from art_gym.testing._factory import Factory, Unshippable, load
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Walk
@@ -27,10 +26,6 @@ from art_gym.testing._watch import Broken
 
 _SECONDS = 120.0
 """How long an answer may take."""
-
-_CLOCK_SHIFT = timedelta(days=1, hours=1, minutes=1, seconds=1)
-_ZONE_SHIFT = timedelta(hours=13, minutes=17)
-"""More than half a day, so that in one direction it is another day there."""
 
 _BOOTSTRAP = """
 import pickle, sys
@@ -138,21 +133,6 @@ class Replica:
         return answer
 
 
-def other_zone(now: datetime) -> str:
-    """A time zone, as the variable TZ takes it, in which the hour is another one and the day is, too.
-
-    >>> other_zone(datetime.fromisoformat("2026-05-01T15:00:00+02:00"))
-    'XXX-15:17'
-    """
-    offset = now.utcoffset() or timedelta()
-    shifted = offset + (_ZONE_SHIFT if now.hour >= 11 else -_ZONE_SHIFT)
-    if abs(shifted) >= timedelta(hours=24):  # which the C library doesn't take
-        shifted = offset - (shifted - offset)
-    minutes = round(abs(shifted).total_seconds() / 60)
-    # East of Greenwich is negative there.
-    return f"XXX{'-' if shifted >= timedelta() else '+'}{minutes // 60}:{minutes % 60:02d}"
-
-
 def serve() -> None:
     """Be the other interpreter: answer requests on standard input until it ends."""
     global _serving  # noqa: PLW0603  the process is one or isn't
@@ -163,7 +143,7 @@ def serve() -> None:
     os.dup2(quiet, sys.stdout.fileno())
     with contextlib.suppress(EOFError):
         shipped = pickle.load(requests)
-        _clock.install()
+        CLOCK.install()
         try:
             factory = load(shipped)
         except BaseException as error:  # noqa: BLE001  a module that is imported may raise anything, and exit
@@ -178,7 +158,7 @@ def serve() -> None:
 def _respond(factory: Factory, request: Any) -> Any:
     if request[0] == "texts":
         _, walks, ignored, other_clock = request
-        with _clock.shifted() if other_clock else contextlib.nullcontext():
+        with CLOCK.shifted() if other_clock else contextlib.nullcontext():
             return [fresh_texts(factory, walk, ignored) for walk in walks]
     probe = factory()
     found = WalkChecker(factory, Layers(probe)).check(request[1])
@@ -212,37 +192,3 @@ def _tried(work: Callable[[], Any]) -> tuple[str, Any]:
 def _answer(pipe: BinaryIO, answer: tuple[str, Any]) -> None:
     pickle.dump(answer, pipe)
     pipe.flush()
-
-
-class _Clock:
-    """The process's `time.time`, and its time zone; `datetime.now` has a clock of its own, of which only the zone can be another."""
-
-    def __init__(self) -> None:
-        self._shift = 0.0
-
-    def install(self) -> None:
-        """Stand in for the clock, before a module takes the function itself."""
-        seconds, nanoseconds = time.time, time.time_ns
-        time.time = lambda: seconds() + self._shift
-        time.time_ns = lambda: nanoseconds() + int(self._shift) * 10**9
-
-    @contextlib.contextmanager
-    def shifted(self) -> Iterator[None]:
-        zone = os.environ.get("TZ")
-        self._set(_CLOCK_SHIFT.total_seconds(), other_zone(datetime.now().astimezone()))
-        try:
-            yield
-        finally:
-            self._set(0.0, zone)
-
-    def _set(self, shift: float, zone: str | None) -> None:
-        self._shift = shift
-        if zone is None:
-            os.environ.pop("TZ", None)
-        else:
-            os.environ["TZ"] = zone
-        if hasattr(time, "tzset"):
-            time.tzset()
-
-
-_clock = _Clock()

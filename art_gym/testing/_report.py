@@ -9,7 +9,7 @@ from typing import Any
 from art_gym.testing._factory import Factory
 from art_gym.testing._outcomes import Walk
 from art_gym.testing._script import action_source, script
-from art_gym.testing._watch import Broken
+from art_gym.testing._watch import Broken, Invariant, name_of
 
 
 class TransitionViolation(AssertionError):
@@ -72,13 +72,29 @@ class TransitionReport:
     skipped: tuple[str, ...] = ()
 
 
-def told(factory: Factory, walk: Walk, broken: Broken, beside: Walk | None = None) -> TransitionViolation:
-    """Tell what is broken, with the script that shows it; `beside` is a second walk that it takes to show it."""
+def told(
+    factory: Factory, walk: Walk, broken: Broken, beside: Walk | None = None, *, invariants: Sequence[Invariant] = ()
+) -> TransitionViolation:
+    """Tell what is broken, with the script that shows it.
+
+    Args:
+        factory: Makes the environment.
+        walk: What was played.
+        broken: What is broken.
+        beside: A second walk that it takes to show it.
+        invariants: The author's own ones, of which the script checks those of that name.
+    """
     return TransitionViolation(
         broken.invariant,
         broken.problem,
         seed=walk.seed,
         options=walk.options,
         actions=walk.actions,
-        script=script(factory, walk, f"{broken.invariant}: {broken.problem}", beside),
+        script=script(
+            factory,
+            walk,
+            f"{broken.invariant}: {broken.problem}",
+            beside,
+            invariants=[invariant for invariant in invariants if name_of(invariant) == broken.invariant],
+        ),
     )

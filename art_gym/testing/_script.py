@@ -8,10 +8,13 @@ from typing import Any
 
 from art_gym._actions import printable
 from art_gym.messages import calls, say
-from art_gym.testing._factory import Factory
+from art_gym.testing._factory import Factory, source_of
 from art_gym.testing._outcomes import Walk
+from art_gym.testing._watch import Invariant
 
 _LINE = 100
+_STAND_IN = ("invariant(transition)", "check the transition here")
+"""What the reader has to write where an invariant can't be imported."""
 
 
 def action_source(action: Any, prefix: str = "art_gym.") -> str:
@@ -32,7 +35,7 @@ def actions_source(actions: Sequence[Any], prefix: str = "art_gym.") -> list[str
     return ["actions = [", *(f"    {action_source(action, prefix)}," for action in actions), "]"] if actions else ["actions = []"]
 
 
-def script(factory: Factory, walk: Walk, problem: str, beside: Walk | None = None) -> str:
+def script(factory: Factory, walk: Walk, problem: str, beside: Walk | None = None, *, invariants: Sequence[Invariant] = ()) -> str:
     """Write the program that plays the walk, prints what comes back, and checks every invariant on it again.
 
     Args:
@@ -40,17 +43,20 @@ def script(factory: Factory, walk: Walk, problem: str, beside: Walk | None = Non
         walk: What to play.
         problem: What it shows.
         beside: Another walk, where the two together show the problem and neither alone.
+        invariants: Those of the author's own that are to be checked as well.
     """
     source = factory.source()
+    own = [source_of(invariant, _STAND_IN) for invariant in invariants]
+    setup = _joined([source.lines, *(each.lines for each in own)])
     arguments = _arguments(walk)
     lines = [
         f'"""{_first_line(problem)}"""',
         "",
-        *sorted({"import art_gym", *source.imports}),
+        *sorted({"import art_gym", *source.imports.union(*(each.imports for each in own))}),
         "",
         *(["from art_gym.testing import check_actions", ""] if beside is None else []),
-        *source.lines,
-        *([""] if source.lines and source.lines[-1] else []),
+        *setup,
+        *([""] if setup and setup[-1] else []),
         *actions_source(walk.actions),
         "",
         # The check may play in a second interpreter, which loads this file when it defines the environment.
@@ -58,10 +64,19 @@ def script(factory: Factory, walk: Walk, problem: str, beside: Walk | None = Non
         *_playing(source.call, walk),
     ]
     if beside is None:
-        lines.append(f"    check_actions({source.make}, actions, {arguments})")
+        checked = f", invariants=[{', '.join(each.make for each in own)}]" if own else ""
+        lines.append(f"    check_actions({source.make}, actions, {arguments}{checked})")
     else:
         lines += [f"    {line}" for line in ("", *actions_source(beside.actions))] + _playing(source.call, beside)
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _joined(blocks: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of all blocks, what several import only once."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += [line for line in block if line not in lines or not line.strip()]
+    return lines
 
 
 def _playing(call: str, walk: Walk) -> list[str]:

@@ -22,7 +22,8 @@ from hypothesis.errors import Flaky, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from art_gym.errors import UsageError
-from art_gym.testing._elsewhere import Elsewhere, named
+from art_gym.testing._arguments import checked_score
+from art_gym.testing._elsewhere import clock_alone, named
 from art_gym.testing._factory import Factory
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Walk, brief, compare_texts, frozen
@@ -39,6 +40,9 @@ _PARTS = (0.2, 0.3, 0.5)
 """Shares of the examples; after each part the words of the environment's own messages become arguments to try."""
 
 _SAMPLES = 10
+_TOGETHER = 16
+"""Walks that the other interpreter plays in one process."""
+
 _SHRINK_SECONDS, _SHRINK_WALKS = 1.5, 20
 """How long Hypothesis may shrink: seconds, and as many times what the broken walk took. What is superfluous then is left out one by one."""
 
@@ -75,6 +79,7 @@ class Search:
         self, factory: Factory, invariants: Sequence[Invariant], target: Target | None, settings: hypothesis.settings, seed: int
     ) -> None:
         self._factory = factory
+        self._invariants = invariants
         self._target = target
         self._settings = settings
         self._seed = seed
@@ -202,7 +207,7 @@ class Search:
             if kind not in known or len(walk.actions) < len(known[kind].actions):
                 known[kind] = walk
         if self._target is not None and result.transitions:
-            hypothesis.target(max(float(self._target(transition)) for transition in result.transitions))
+            hypothesis.target(max(checked_score(self._target, transition) for transition in result.transitions))
 
     def _check_types(self) -> None:
         for path, kinds in self._types.items():
@@ -218,15 +223,17 @@ class Search:
         if replica is None:
             return
         try:
-            began = time.monotonic()
-            elsewhere = replica.texts([walk for walk, _ in part.played], self._layers.ignored)
-            for (walk, expected), actual in zip(part.played, elsewhere, strict=True):
-                if expected != actual:
-                    raise self._elsewhere(replica, part, Elsewhere(walk, actual, began), compare_texts(expected, actual))
+            # Some at a time, from the last to the first: what one leaves behind for good shows in those that have another one before them.
+            for end in range(len(part.played), 0, -_TOGETHER):
+                played = part.played[max(end - _TOGETHER, 0) : end][::-1]
+                elsewhere = replica.texts([walk for walk, _ in played], self._layers.ignored)
+                for (walk, expected), actual in zip(played, elsewhere, strict=True):
+                    if expected != actual:
+                        raise self._elsewhere(replica, part, walk, compare_texts(expected, actual))
         except NoReplica as error:
             self._skip_other_processes(str(error))
 
-    def _elsewhere(self, replica: Replica, part: _Part, seen: Elsewhere, problem: str) -> TransitionViolation:
+    def _elsewhere(self, replica: Replica, part: _Part, seen: Walk, problem: str) -> TransitionViolation:
         """Shrink a difference between the processes, with the other one in the loop: the same seed draws the same walks again."""
         failed: dict[str, _Found] = {}
         until = time.perf_counter() + _SHRINK_SECONDS
@@ -242,15 +249,14 @@ class Search:
         # What Hypothesis can't shrink is shortened below, as it was.
         with contextlib.suppress(_Found, Flaky, _TimeIsUp):
             self._search(part, look)
-        walk = min(
-            (found.walk for found in failed.values()), key=lambda walk: (len(walk.actions), len(frozen(walk.actions))), default=seen.walk
-        )
+        walk = min((found.walk for found in failed.values()), key=lambda walk: (len(walk.actions), len(frozen(walk.actions))), default=seen)
         if not self._other_outcome(replica, walk):
             return self._violation(
                 walk, Broken("shared state", f"another process, in which less was played before, gave something else {problem}")
             )
         walk = simplified(walk, lambda candidate: bool(self._other_outcome(replica, candidate)), self._patience)
-        return self._violation(walk, named(replica, walk, self._layers, self._other_outcome(replica, walk) or problem, seen))
+        history = [played for played, _ in part.played]
+        return self._violation(walk, named(replica, walk, self._layers, self._other_outcome(replica, walk) or problem, history))
 
     def _other_outcome(self, replica: Replica, walk: Walk) -> str:
         return compare_texts(fresh_texts(self._factory, walk, self._layers.ignored), replica.texts([walk], self._layers.ignored)[0])
@@ -280,7 +286,7 @@ class Search:
     def _violation(self, walk: Walk, broken: Broken, beside: Walk | None = None) -> TransitionViolation:
         if broken.invariant == "determinism":
             broken = self._refined(walk, broken)
-        return told(self._factory, walk, broken, beside)
+        return told(self._factory, walk, broken, beside, invariants=self._invariants)
 
     def _refined(self, walk: Walk, broken: Broken) -> Broken:
         """Tell an environment that isn't deterministic from one that remembers: in processes of their own the latter gives the same."""
@@ -296,6 +302,10 @@ class Search:
     def _unsteady(self, found: _Found) -> TransitionViolation:
         """Report what was seen once, and not when the same was played again in this process."""
         walk, broken, replica = found.walk, found.broken, self._replica
+        if replica is not None and clock_alone(replica, walk, self._layers) is not None:
+            # It went on in between: what shows at another time only is seen rarely here, and always there.
+            walk = simplified(walk, lambda candidate: clock_alone(replica, candidate, self._layers) is not None, self._patience, self._plain)
+            return self._violation(walk, clock_alone(replica, walk, self._layers) or broken)
         with contextlib.suppress(NoReplica):
             if replica is not None and replica.check(walk) is not None:
                 walk = simplified(walk, lambda candidate: replica.check(candidate) is not None, self._patience, self._plain)

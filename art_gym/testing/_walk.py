@@ -30,10 +30,16 @@ Env = gymnasium.Env[Any, Any]
 RESETS = 6
 """Resets with one seed that must all give one episode."""
 
+TRIES = 3
+"""Steps after an episode's end, or before the first reset, all of which must be refused."""
+
 _NO_SNAPSHOT = (
     "an environment that holds what can't be copied, such as a connection, overrides snapshot and restore, or has none: "
     "snapshot = restore = None in its class"
 )
+
+_STARTS = 16
+"""Scenarios among which another start is looked for."""
 
 _ALL_CUTS = 6
 _SUFFIX = 8
@@ -275,12 +281,12 @@ class WalkChecker:
         return play_on
 
     def _other_start(self, env: Env, walk: Walk) -> Walk:
+        """Another start, with options that the walk's own lacks if there is one: these would stay where a reset forgets to take them back."""
         if self._others is None:
-            self._others = [Walk(scenario.seed, scenario.options, ()) for scenario in first_scenarios(env, starting_split(env), 2) or ()]
-        for other in [*self._others, Walk(walk.seed + 1, walk.options, ())]:
-            if (other.seed, other.options) != (walk.seed, walk.options):
-                return other
-        return Walk(walk.seed + 1, walk.options, ())
+            found = first_scenarios(env, starting_split(env), _STARTS) or ()
+            self._others = [Walk(scenario.seed, scenario.options, ()) for scenario in found]
+        others = [other for other in self._others if (other.seed, other.options) != (walk.seed, walk.options)]
+        return max(others, key=lambda other: _news(other, walk), default=Walk(walk.seed + 1, walk.options, ()))
 
 
 _Disturbance = Callable[[int, int], None]
@@ -313,7 +319,7 @@ def _texts(
         ignored: Key of the info to leave out.
         disturbances: Called before every step.
         changing: Change every object that comes back, and the action, after each step; they are put right at the end.
-        refused: Try a step after each episode's end.
+        refused: Try steps after each episode's end, as the watched instance does.
         following: Reset without a seed at the end, which is the last outcome then.
     """
     outcomes = [do_reset(env, walk, ignored)]
@@ -323,7 +329,7 @@ def _texts(
             _empty(list(outcomes[-1].values), changed)
         if outcomes[-1].over and outcomes[-1].error is None:
             if refused:
-                do_step(env, say("hello"))
+                _try_steps(env)
             outcomes.append(do_reset_unseeded(env, walk, ignored))
         if outcomes[-1].error is not None:
             break
@@ -334,7 +340,7 @@ def _texts(
         if changing:
             _empty(sent, changed)
     if refused and outcomes[-1].over:
-        do_step(env, say("hello"))
+        _try_steps(env)
     if following:
         outcomes.append(do_reset_unseeded(env, walk, ignored))
     for value, content in reversed(changed):
@@ -344,6 +350,11 @@ def _texts(
         else:
             value[:] = content
     return [outcome.text for outcome in outcomes]
+
+
+def _try_steps(env: Env) -> None:
+    for _ in range(TRIES):
+        do_step(env, say("hello"))
 
 
 def _empty(value: Any, changed: list[tuple[Any, Any]]) -> None:
@@ -356,14 +367,22 @@ def _empty(value: Any, changed: list[tuple[Any, Any]]) -> None:
         value.clear()
 
 
+def _news(other: Walk, walk: Walk) -> tuple[int, int]:
+    """How many options the other walk has that this one lacks, and how many that are others in this one."""
+    missing = other.options.keys() - walk.options.keys()
+    return len(missing), sum(other.options[name] != walk.options[name] for name in other.options.keys() - missing)
+
+
 def _require_reset_needed(env: Env, action: Any, invariant: str, when: str) -> None:
     # What is broken must be answered, but the order in which an environment looks at things is its own.
     fits = _contains(env.action_space, action) or not isinstance(env.action_space, ToolCallSpace)
-    outcome = do_step(env, copied(action) if fits else say("hello"))
-    if outcome.error is None:
-        raise Broken(invariant, f"step {when} was accepted and returned {brief(outcome.values)}; it must raise gymnasium.error.ResetNeeded")
-    if not isinstance(outcome.error, ResetNeeded):
-        raise Broken(invariant, f"step {when} must raise gymnasium.error.ResetNeeded, and raised {_told(outcome.error)}")
+    for count in range(1, TRIES + 1):
+        outcome = do_step(env, copied(action) if fits else say("hello"))
+        tried = f"step {when}" + (f", tried for time {count}," if count > 1 else "")
+        if outcome.error is None:
+            raise Broken(invariant, f"{tried} was accepted and returned {brief(outcome.values)}; it must raise gymnasium.error.ResetNeeded")
+        if not isinstance(outcome.error, ResetNeeded):
+            raise Broken(invariant, f"{tried} must raise gymnasium.error.ResetNeeded, and raised {_told(outcome.error)}")
 
 
 def _close_twice(env: Env) -> None:

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from hypothesis.errors import HypothesisException
 
-from art_gym._actions import read_action
+from art_gym._actions import message_of, printable, read_action
 from art_gym._transcripts import new_messages
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import RESET_FIELDS, STEP_FIELDS, Outcome, Walk, brief, copied, do_reset, do_reset_unseeded, do_step, frozen
@@ -47,6 +47,11 @@ class Transition:
 
 
 Invariant = Callable[[Transition], None]
+
+
+def name_of(invariant: Invariant) -> str:
+    """The name under which a breach of an author's own invariant is reported."""
+    return str(getattr(invariant, "__name__", type(invariant).__name__))
 
 
 class Broken(Exception):
@@ -197,7 +202,7 @@ class Watch:
 
     def _check_invariants(self, where: str, transition: Transition) -> None:
         for invariant in self._invariants:
-            name = str(getattr(invariant, "__name__", type(invariant).__name__))
+            name = name_of(invariant)
             try:
                 invariant(transition)
             except HypothesisException:
@@ -251,12 +256,12 @@ def _traceback(error: BaseException, trace: Any) -> str:
 
 
 def written_ids(action: Any) -> list[str | None]:
-    """The ids of an action's calls, in order; None where the model gave none."""
-    calls = read_action(action).calls
-    if not calls:
+    """The ids of an action's calls, in order; None where the model gave none, or one that UTF-8 can't carry back to it."""
+    message = message_of(action)
+    if message is None or not read_action(action).calls:
         return []
-    given = [call.get("id") if isinstance(call, Mapping) else None for call in action["tool_calls"]]
-    return [id_ if isinstance(id_, str) and id_ else None for id_ in given]
+    given = [call.get("id") if isinstance(call, Mapping) else None for call in message["tool_calls"]]
+    return [id_ if isinstance(id_, str) and id_ and printable(id_) == id_ else None for id_ in given]
 
 
 def check_answers(where: str, messages: Sequence[Any], ids: Sequence[str | None]) -> None:

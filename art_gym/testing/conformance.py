@@ -21,6 +21,7 @@ from art_gym.errors import UsageError
 from art_gym.registration import env_ids, make
 from art_gym.spaces import ToolCallSpace
 from art_gym.testing import _checks
+from art_gym.testing._arguments import checked_examples, checked_seed, checked_skip
 
 Check = Callable[[str], str]
 """Takes an environment's id; returns a note on what was done, "" for none; raises AssertionError."""
@@ -70,15 +71,17 @@ def check(env_id: str, *, examples: int = 100, seed: int | None = None) -> list[
         seed: Makes it play the same ones every time; None draws new ones.
 
     Raises:
-        UsageError: There is no such environment, it can't be made, or it is none of chat messages and tool calls.
+        UsageError: There is no such environment, it can't be made, or it is none of chat messages and tool calls; there can't be that many
+            examples.
     """
     return list(run_checks(env_id, examples=examples, seed=seed))
 
 
 def run_checks(env_id: str, *, examples: int = 100, seed: int | None = None) -> Iterator[CheckResult]:
     """Run every check on one environment and yield each result as it comes; otherwise like `check`."""
+    run = checks(examples=examples, seed=seed)
     _refuse_other_kinds(env_id)
-    for name, function in checks(examples=examples, seed=seed).items():
+    for name, function in run.items():
         began = perf_counter()
         note = problem = script = ""
         try:
@@ -89,7 +92,13 @@ def run_checks(env_id: str, *, examples: int = 100, seed: int | None = None) -> 
 
 
 def checks(*, examples: int = 100, seed: int | None = None) -> dict[str, Check]:
-    """Return the checks by name, as `CHECKS`, the one of the transitions with that many examples and that seed."""
+    """Return the checks by name, as `CHECKS`, the one of the transitions with that many examples and that seed.
+
+    Raises:
+        UsageError: There can't be that many examples, or no such seed.
+    """
+    examples = checked_examples(examples)
+    seed = None if seed is None else checked_seed(seed)
     return {**CHECKS, "transitions": functools.partial(_checks.check_transitions, examples=examples, seed=seed)}
 
 
@@ -130,12 +139,12 @@ def conformance_tests(package: str, *, examples: int = 100, skip: Collection[str
         skip: Names of checks to leave out.
 
     Raises:
-        UsageError: pytest isn't installed, the package can't be imported or has no environments, or there is no check of a name in `skip`.
+        UsageError: pytest isn't installed, the package can't be imported or has no environments, there can't be that many examples, or `skip`
+            is no list of names of checks.
     """
     pytest = _pytest()
-    if unknown := sorted(set(skip) - set(CHECKS)):
-        raise UsageError(f"there is no check {', '.join(map(repr, unknown))} to skip; the checks are: {', '.join(CHECKS)}")
-    by_name = {name: function for name, function in checks(examples=examples).items() if name not in skip}
+    left_out = checked_skip(skip, CHECKS)
+    by_name = {name: function for name, function in checks(examples=examples).items() if name not in left_out}
     cases = [
         pytest.param(env_id, function, id=f"{env_id.partition(':')[2]}-{name}")
         for env_id in registered_by(package)

@@ -12,10 +12,11 @@ from hypothesis.strategies import SearchStrategy
 
 from art_gym.errors import UsageError
 from art_gym.scenarios import Scenario
+from art_gym.testing._arguments import checked_invariants
 from art_gym.testing._factory import Factory, Make
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Outcome, Walk, compare_texts
-from art_gym.testing._report import told
+from art_gym.testing._report import TransitionViolation, told
 from art_gym.testing._walk import WalkChecker, kept_generators
 from art_gym.testing._watch import Broken, Invariant, Transition, Watch
 from art_gym.testing.strategies import actions, broken_actions, scenarios, starting_split
@@ -70,7 +71,8 @@ class ToolEnvMachine(RuleBasedStateMachine):
         self.walk = Walk(0, {}, [])
         self._layers = Layers(self.env)
         self._checker = WalkChecker(self._factory, self._layers)
-        self._watch = Watch(self.env, self._layers, self.transition_invariants)
+        self._invariants = checked_invariants(self.transition_invariants)
+        self._watch = Watch(self.env, self._layers, self._invariants)
         self._actions, self._broken_actions, self._scenarios = self._strategies()
         self._texts: list[str] = []
         self.over = True
@@ -90,7 +92,7 @@ class ToolEnvMachine(RuleBasedStateMachine):
             outcome = self._watch.step(action)
         except Broken as broken:
             self._texts = []  # this episode has been judged
-            raise told(self._factory, self.walk, broken) from None
+            raise self._told(broken) from None
         self.over = outcome.over
         self._texts.append(outcome.text)
         return outcome
@@ -142,7 +144,7 @@ class ToolEnvMachine(RuleBasedStateMachine):
         try:
             outcome = self._watch.reset(self.walk)
         except Broken as broken:
-            raise told(self._factory, self.walk, broken) from None
+            raise self._told(broken) from None
         self._texts = [outcome.text]
         self.over = False
 
@@ -153,12 +155,13 @@ class ToolEnvMachine(RuleBasedStateMachine):
         try:
             self._watch.check_returned()
         except Broken as broken:
-            raise told(self._factory, self.walk, broken) from None
+            raise self._told(broken) from None
         with kept_generators():
             result = self._checker.check(self.walk)
         if isinstance(result, Broken):
-            raise told(self._factory, self.walk, result)
+            raise self._told(result)
         if problem := compare_texts(result.texts, texts):
-            raise told(
-                self._factory, self.walk, Broken("reset", f"after other episodes in the same instance, this one gave something else {problem}")
-            )
+            raise self._told(Broken("reset", f"after other episodes in the same instance, this one gave something else {problem}"))
+
+    def _told(self, broken: Broken) -> TransitionViolation:
+        return told(self._factory, self.walk, broken, invariants=self._invariants)

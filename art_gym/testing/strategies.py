@@ -188,6 +188,8 @@ _NO_ARGUMENTS: list[Any] = [
 
 _NO_NAMES: list[Any] = ["nothing_of_that_name", "", None, 3, [], {}, "reset", "step", "close", "__init__", "\ud800", "a" * 300, "a b"]
 
+_NO_IDS: list[Any] = ["", None, 3, [], {}, "\ud800", "call_\udfff"]
+
 _NO_CALLS: list[Any] = [
     None, "look", 3, [], {}, {"id": "call_0"}, {"id": "call_0", "type": "function"}, {"id": "call_0", "type": "function", "function": None},
     {"id": "call_0", "type": "function", "function": "look"}, {"id": "call_0", "type": "custom", "custom": {"name": "look", "input": "x"}},
@@ -199,7 +201,7 @@ _Break = Callable[[DrawFn, _Call, list[str]], Any]
 
 
 def _break_arguments(draw: DrawFn, written: _Call, names: list[str]) -> Any:
-    written["function"]["arguments"] = draw(st.sampled_from(_NO_ARGUMENTS))
+    written["function"]["arguments"] = copy.deepcopy(draw(st.sampled_from(_NO_ARGUMENTS)))
     return written
 
 
@@ -241,7 +243,9 @@ def _read_arguments(draw: DrawFn, written: _Call, names: list[str]) -> Any:
 def _break_name(draw: DrawFn, written: _Call, names: list[str]) -> Any:
     name = written["function"]["name"]
     near = [name.upper(), name[:-1], f"{name} ", f"functions.{name}", f"{name}s", name.replace("_", "-")]
-    written["function"]["name"] = draw(st.sampled_from(_NO_NAMES) | st.sampled_from([text for text in near if text not in names]))
+    written["function"]["name"] = draw(
+        st.sampled_from(_NO_NAMES).map(copy.deepcopy) | st.sampled_from([text for text in near if text not in names])
+    )
     return written
 
 
@@ -257,7 +261,7 @@ def _drop_key(draw: DrawFn, written: _Call, names: list[str]) -> Any:
 
 def _break_id(draw: DrawFn, written: _Call, names: list[str]) -> Any:
     if draw(st.booleans()):
-        return {**written, "id": draw(st.sampled_from(["", None, 3, [], {}]))}
+        return {**written, "id": copy.deepcopy(draw(st.sampled_from(_NO_IDS)))}
     return {key: value for key, value in written.items() if key != "id"}
 
 

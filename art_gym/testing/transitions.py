@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,16 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 
 from art_gym.errors import UsageError
-from art_gym.testing._elsewhere import Elsewhere, named
+from art_gym.testing._arguments import (
+    checked_actions,
+    checked_examples,
+    checked_invariants,
+    checked_options,
+    checked_seed,
+    checked_settings,
+    checked_target,
+)
+from art_gym.testing._elsewhere import named
 from art_gym.testing._factory import Factory, Make
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Walk, compare_texts
@@ -67,17 +75,14 @@ def check_transitions(
 
     Raises:
         TransitionViolation: The contract is broken; the text holds the shortest actions found and a script.
-        UsageError: What is given makes no environment.
+        UsageError: What is given makes no environment, or another argument isn't what it must be.
     """
     _refuse_replica()
-    if examples < 1:
-        raise UsageError(f"examples must be at least 1, not {examples}")
+    built = _settings(checked_examples(examples))
     factory = Factory(make)
-    settings = hypothesis.settings(
-        settings if settings is not None else _settings(examples), deadline=None, suppress_health_check=list(HealthCheck), database=None
-    )
-    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    with Search(factory, invariants, target, settings, seed) as search:
+    settings = hypothesis.settings(checked_settings(settings) or built, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    seed = random.SystemRandom().randrange(2**32) if seed is None else checked_seed(seed)
+    with Search(factory, checked_invariants(invariants), checked_target(target), settings, seed) as search:
         return search.run()
 
 
@@ -95,24 +100,24 @@ def check_actions(
 
     Raises:
         TransitionViolation: The contract is broken.
-        UsageError: What is given makes no environment.
+        UsageError: What is given makes no environment, or another argument isn't what it must be.
     """
     _refuse_replica()
     factory = Factory(make)
-    walk = Walk(seed, dict(options or {}), list(actions))
+    invariants = checked_invariants(invariants)
+    walk = Walk(checked_seed(seed), checked_options(options), checked_actions(actions))
     probe = factory.probe()
     layers = Layers(probe)
     probe.close()
     found = WalkChecker(factory, layers, invariants).check(walk)
     if isinstance(found, Broken):
-        raise told(factory, walk, found)
+        raise told(factory, walk, found, invariants=invariants)
     with contextlib.suppress(NoReplica), contextlib.ExitStack() as stack:
         # Sets of few words are in the same order for some pairs of hash seeds.
         for replica in [closing(stack, Replica(factory, hash_seed=number)) for number in (1, 2, 3)]:
-            began = time.monotonic()
             texts = replica.texts([walk], layers.ignored)[0]
             if problem := compare_texts(found.texts, texts):
-                raise told(factory, walk, named(replica, walk, layers, problem, Elsewhere(walk, texts, began)))
+                raise told(factory, walk, named(replica, walk, layers, problem))
 
 
 def _settings(examples: int) -> hypothesis.settings:

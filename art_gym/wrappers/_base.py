@@ -5,17 +5,18 @@ A wrapper keeps no copy of what belongs to the environment: attributes are looke
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
 from art_gym import _calls
 from art_gym._snapshots import copy_in, copy_out
-from art_gym.messages import AssistantMessage, Observation
+from art_gym.messages import AssistantMessage, Message, Observation
 
 Result: TypeAlias = tuple[Observation, Any, bool, bool, dict[str, Any]]
 """What `step` returns."""
@@ -34,7 +35,13 @@ class MessageWrapper(gymnasium.Wrapper[Observation, AssistantMessage, Observatio
     _state: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, env: gymnasium.Env[Any, Any], **arguments: Any) -> None:
-        """Wrap the environment; `arguments` are the wrapper's own, as its spec records them."""
+        """Wrap the environment; `arguments` are the wrapper's own, as its spec records them.
+
+        Raises:
+            TypeError: `env` is no environment.
+        """
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(f"{type(self).__name__} needs an environment, not {_no_environment(env)}")
         # Functions are among them, and some can't be copied.
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, **arguments)
         gymnasium.Wrapper.__init__(self, env)
@@ -88,6 +95,36 @@ class MessageWrapper(gymnasium.Wrapper[Observation, AssistantMessage, Observatio
     def _stepped(self, action: AssistantMessage, result: Result) -> Result:
         """Take what `step` returned, and return what is shown."""
         return result
+
+
+def read_messages(observation: Any) -> Observation:
+    """Return an observation that is made of messages.
+
+    Raises:
+        TypeError: It isn't: the wrapper is around an environment of something else.
+    """
+    if isinstance(observation, list | tuple) and all(isinstance(message, Mapping) for message in observation):
+        return cast("tuple[Message, ...]", tuple(observation))
+    raise TypeError(f"an observation must be a tuple of chat messages, not {observation!r:.200}")
+
+
+def check_function(function: Any, expected: str) -> None:
+    """Refuse what can't be called, and what would have to be awaited; `expected` says what was to be given."""
+    if not callable(function):
+        raise TypeError(f"{expected}, and {function!r:.100} can't be called")
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{expected}, and {function!r:.100} is async: make it a plain function")
+
+
+def _no_environment(value: Any) -> str:
+    """Say what was given instead of an environment, and how to come by one."""
+    if isinstance(value, str):
+        return f"an id: make it first, with art_gym.make({value!r:.100})"
+    if isinstance(value, type):
+        return f"the class {value.__name__}: make an instance, {value.__name__}(), or take art_gym.make"
+    if callable(value):
+        return f"the function {value!r:.100}: call it, or take art_gym.make"
+    return f"{value!r:.100}: make one with art_gym.make"
 
 
 def _snapshot(env: gymnasium.Env[Any, Any]) -> Any:

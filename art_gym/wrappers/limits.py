@@ -16,7 +16,7 @@ from art_gym._actions import text_of
 from art_gym._transcripts import new_messages
 from art_gym.episodes import TruncationReason
 from art_gym.messages import AssistantMessage, Message, Observation
-from art_gym.wrappers._base import MessageWrapper, Result
+from art_gym.wrappers._base import MessageWrapper, Result, check_function, read_messages
 from art_gym.wrappers._wire import wire_form
 
 BYTES_PER_TOKEN = 4
@@ -83,7 +83,8 @@ class TurnLimit(_Limit):
     _reason = "max_turns"
 
     def __init__(self, env: gymnasium.Env[Any, Any], max_turns: int) -> None:
-        super().__init__(env, _positive("max_turns", max_turns), max_turns=max_turns)
+        max_turns = _positive("max_turns", max_turns)
+        super().__init__(env, max_turns, max_turns=max_turns)
 
     @property
     def max_turns(self) -> int:
@@ -122,9 +123,10 @@ class TokenLimit(_Limit):
     _reason = "max_tokens"
 
     def __init__(self, env: gymnasium.Env[Any, Any], max_tokens: int, count: Callable[[Message], int] | None = None) -> None:
-        if count is not None and not callable(count):
-            raise TypeError(f"count must take a message and return its tokens, and {count!r} can't be called")
-        super().__init__(env, _positive("max_tokens", max_tokens), max_tokens=max_tokens, count=count)
+        if count is not None:
+            check_function(count, "count must take a message and return its tokens")
+        max_tokens = _positive("max_tokens", max_tokens)
+        super().__init__(env, max_tokens, max_tokens=max_tokens, count=count)
         self._count = count or _estimate
         self._shown: Observation = ()
 
@@ -139,11 +141,11 @@ class TokenLimit(_Limit):
         return self._used
 
     def _opening_cost(self, observation: Observation) -> int:
-        self._shown = copy.deepcopy(observation)
+        self._shown = copy.deepcopy(read_messages(observation))
         return self._total(observation)
 
     def _cost(self, action: AssistantMessage, observation: Observation) -> int:
-        new = new_messages(observation, self._shown)
+        new = new_messages(read_messages(observation), self._shown, action)
         self._shown = copy.deepcopy(observation)
         return self._total([wire_form(action), *new])
 
@@ -171,7 +173,11 @@ def _estimate(message: Message) -> int:
     return -(-size // BYTES_PER_TOKEN)
 
 
-def _positive(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
-    return value
+def _positive(name: str, value: Any) -> int:
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, not {value!r:.100}")
+    return number

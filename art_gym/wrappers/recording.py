@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import os
 import time
 import uuid
@@ -16,7 +17,7 @@ import gymnasium
 
 from art_gym._steps import read_start, read_step
 from art_gym.episodes import Episode, Failure, Turn
-from art_gym.errors import ToolTimeout, UsageError
+from art_gym.errors import FailureKind, ToolTimeout, UsageError
 from art_gym.messages import AssistantMessage, Observation
 from art_gym.scenarios import Scenario
 from art_gym.store import EpisodeStore, Journal, encode_or_failed
@@ -32,7 +33,8 @@ class Record(MessageWrapper):
 
     An episode is on disk when its last `step` returns; that step waits for the disk, in `astep` too. One that is left before its end, by the
     next `reset` or by `close`, is kept as truncated by "environment", with `abandoned` set, unless nothing was done in it. One in which the
-    environment raised is kept with its `failure`, and the exception goes on to the caller.
+    environment raised is kept with its `failure`, and the exception goes on to the caller; so is one that was interrupted in a step, with a
+    failure of kind "cancelled".
 
     What is kept is what this wrapper sees: put it outside of those whose effect belongs to the episode, and replay through the same ones.
     Several environments, in several processes too, may record to one label.
@@ -57,18 +59,19 @@ class Record(MessageWrapper):
         label: The journal's label.
 
     Raises:
-        UsageError: The label can't be a file name; in `reset`, options that aren't JSON; in `step`, `reset` and `close`, a journal that another
-            process goes on writing to.
+        UsageError: The label can't be a file name, or its file can't be written; in `reset`, options that aren't JSON, or a seed that is no
+            integer; in `step`, `reset` and `close`, a journal that another process goes on writing to.
+        TypeError: `folder` is no path.
     """
 
     _state = ("_episode", "_began")
 
     def __init__(self, env: gymnasium.Env[Any, Any], folder: str | os.PathLike[str], label: str = "episodes") -> None:
-        folder = os.fspath(folder)
-        super().__init__(env, folder=folder, label=label)
-        self._folder = folder
+        # At once, or what is wrong would be told at the end of the first episode.
+        EpisodeStore(folder).journal(label).check()
+        super().__init__(env, folder=os.fspath(folder), label=label)
+        self._folder = os.path.abspath(folder)
         self._label = label
-        self._journal()  # or a wrong label would be told at the end of the first episode
         self._episode: Episode | None = None
         self._turn: Turn | None = None
         self._began = 0.0
@@ -76,15 +79,16 @@ class Record(MessageWrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         kept = _json_options(options)
+        seed = None if seed is None else _integer(seed)
         self._abandon()
         if seed is None:
             seed = int(self.np_random.integers(2**31))
-        episode = Episode(id="", env_id="", scenario=Scenario(f"seed-{seed}", int(seed), kept))
+        episode = Episode(id="", env_id="", scenario=Scenario(f"seed-{seed}", seed, kept))
         self._episode, self._began = episode, perf_counter()
         try:
             observation, info = super().reset(seed=seed, options=options)
             start = read_start(self.env, observation)
-        except Exception as error:
+        except BaseException as error:
             self._fail(error)
             raise
         episode.env_id, episode.tools = start.env_id, start.tools
@@ -105,7 +109,7 @@ class Record(MessageWrapper):
         self._turn = Turn(observation=[], action=json_form(action), policy_seconds=begin - self._shown)
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             self._fail(error)
             raise
         self._shown = perf_counter()
@@ -138,9 +142,9 @@ class Record(MessageWrapper):
             self._keep()
         self._episode = None
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self._episode is not None:
-            self._episode.failure = Failure.of("tool_timeout" if isinstance(error, ToolTimeout) else "environment", error)
+            self._episode.failure = Failure.of(_kind(error), error)
             self._keep()
 
     def _keep(self) -> None:
@@ -171,7 +175,22 @@ def _write(journal: Journal, line: bytes) -> None:
             journal.close()
 
 
+def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, ToolTimeout):
+        return "tool_timeout"
+    return "environment" if isinstance(error, Exception) else "cancelled"
+
+
+def _integer(seed: Any) -> int:
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise UsageError(f"the seed of reset must be an integer of at least 0, or None, not {seed!r:.100}") from None
+
+
 def _json_options(options: dict[str, Any] | None) -> dict[str, Any]:
+    if options is not None and not isinstance(options, dict):
+        raise UsageError(f"the options of reset must be a dictionary, or None, not {options!r:.100}")
     try:
         kept: dict[str, Any] = json.loads(json.dumps(options or {}, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import gymnasium
 
 from art_gym.messages import AssistantMessage, Message, Observation
-from art_gym.wrappers._base import MessageWrapper, Result
+from art_gym.wrappers._base import MessageWrapper, Result, check_function, read_messages
 
 
 class Redact(MessageWrapper):
@@ -43,9 +43,10 @@ class Redact(MessageWrapper):
         self._function: Callable[[str], str] | None = None
         self._patterns: list[re.Pattern[str]] = []
         if callable(patterns):
+            check_function(patterns, "patterns may be a function from a text to what is shown of it")
             self._function = patterns
         else:
-            patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+            patterns = _listed(patterns)
             self._patterns = [_compiled(pattern) for pattern in patterns]
         if not isinstance(replacement, str):
             raise TypeError(f"replacement must be text, not {replacement!r:.100}")
@@ -60,7 +61,7 @@ class Redact(MessageWrapper):
         return cast("Result", (self._shown(observation), *rest))
 
     def _shown(self, observation: Observation) -> Observation:
-        return tuple(self._message(message) for message in observation)
+        return tuple(self._message(message) for message in read_messages(observation))
 
     def _message(self, message: Message) -> Message:
         shown: dict[str, Any] = dict(message)
@@ -111,9 +112,16 @@ class Redact(MessageWrapper):
         return text
 
 
+def _listed(patterns: Any) -> list[Any]:
+    if isinstance(patterns, Iterable) and not isinstance(patterns, str | bytes | Mapping):
+        return list(patterns)
+    return [patterns]
+
+
 def _compiled(pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str):
-        raise TypeError(f"patterns must be regular expressions or a function, not {pattern!r:.100}")
+        way_out = f": write its text, {pattern.pattern!r:.100}, with flags such as (?i) in front" if isinstance(pattern, re.Pattern) else ""
+        raise TypeError(f"patterns must be regular expressions as text, or a function, not {pattern!r:.100}{way_out}")
     try:
         return re.compile(pattern)
     except re.error as error:

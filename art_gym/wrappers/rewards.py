@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 
 from art_gym.messages import AssistantMessage, Observation
-from art_gym.wrappers._base import MessageWrapper, Result
+from art_gym.wrappers._base import MessageWrapper, Result, check_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,8 @@ class AddReward(MessageWrapper):
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, function: Callable[[Step], float]) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"name must be the name of a reward component, not {name!r}")
-        if not callable(function):
-            raise TypeError(f"function must take a step and return a number, and {function!r} can't be called")
+            raise ValueError(f"name must be the name of a reward component, not {name!r:.100}")
+        check_function(function, "function must take a step and return a number")
         super().__init__(env, name=name, function=function)
         self._name = name
         self._function = function
@@ -82,7 +81,7 @@ class AddReward(MessageWrapper):
     def _value(self, step: Step) -> float:
         value: Any = self._function(step)
         try:
-            number = float(value)
+            number = math.fsum([value])  # float() would read a text, too
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"the function of the reward {self._name!r} must return a number, not {value!r:.100}") from error
         if not math.isfinite(number):

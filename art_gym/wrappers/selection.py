@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import gymnasium
@@ -41,6 +41,8 @@ class SelectTools(MessageWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any], names: Iterable[str]) -> None:
         if isinstance(names, str):
             raise TypeError(f"names must be a list of tools' names, not one text: write [{names!r}]")
+        if not isinstance(names, Iterable) or isinstance(names, bytes | Mapping):
+            raise TypeError(f"names must be a list of tools' names, not {names!r:.100}")
         names = list(names)
         super().__init__(env, names=names)
         if not isinstance(self.unwrapped, ToolEnv):
@@ -77,13 +79,6 @@ class SelectTools(MessageWrapper):
     def _inner_space(self) -> ToolCallSpace:
         return cast("ToolCallSpace", self.env.action_space)
 
-    @contextmanager
-    def _around(self, action: AssistantMessage) -> Iterator[None]:
+    def _around(self, action: AssistantMessage) -> AbstractContextManager[None]:
         """Leave the environment only these tools for the step, so that its own rules answer, in its own words and order."""
-        env = cast("ToolEnv", self.unwrapped)
-        whole = env._tools
-        env._tools = {name: tool for name, tool in whole.items() if name in self._names}
-        try:
-            yield
-        finally:
-            env._tools = whole
+        return cast("ToolEnv", self.unwrapped)._offering(self._names)

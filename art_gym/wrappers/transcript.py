@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from art_gym.messages import AssistantMessage, Message, Observation
-from art_gym.wrappers._base import MessageWrapper, Result
+from art_gym.wrappers._base import MessageWrapper, Result, read_messages
 from art_gym.wrappers._wire import wire_form
 
 
@@ -29,12 +29,12 @@ class Transcript(MessageWrapper):
         self._messages: list[Message] = []
 
     def _opened(self, observation: Observation, info: dict[str, Any]) -> tuple[Observation, dict[str, Any]]:
-        self._messages = list(copy.deepcopy(observation))
+        self._messages = list(copy.deepcopy(read_messages(observation)))
         return self._observe(), info
 
     def _stepped(self, action: AssistantMessage, result: Result) -> Result:
         observation, reward, terminated, truncated, info = result
-        self._messages += [wire_form(action), *copy.deepcopy(observation)]
+        self._messages += [wire_form(action), *copy.deepcopy(read_messages(observation))]
         return self._observe(), reward, terminated, truncated, info
 
     def _observe(self) -> Observation:

@@ -9,7 +9,7 @@ does. "Seconds" is the time of the call that finds the bug, shrinking and naming
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import multiprocessing
 import sys
 import time
@@ -21,7 +21,8 @@ from typing import Any
 
 from art_gym.testing import TransitionViolation, check_transitions
 
-PLANTED = Path(__file__).parents[1] / "testing" / "planted.py"
+FOLDER = Path(__file__).parents[1] / "testing"
+"""Where the package of planted bugs lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,8 @@ class Run:
 
 
 def load() -> Any:
-    spec = importlib.util.spec_from_file_location("planted", PLANTED)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planted"] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(FOLDER))
+    return importlib.import_module("planted")
 
 
 def run_once(name: str, examples: int) -> Run:

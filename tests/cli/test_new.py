@@ -104,6 +104,12 @@ def test_the_class_is_named_after_the_package(tmp_path, name, class_name):
         ("none", "'None' has a meaning of its own"),
         ("tool_env", "'ToolEnv' has a meaning of its own"),
         ("tests", "the folder of the project's tests has that name"),
+        ("Tests", "the folder of the project's tests has that name"),
+        *(
+            (name, f"'{name}' can't name a package: the project's .gitignore leaves folders of that name out")
+            for name in ("runs", "dist", "build")
+        ),
+        ("Runs", "'Runs' can't name a package: the project's .gitignore leaves folders of that name out"),
         ("json", "'json' can't name a package: there is a module or package of that name, a module of Python's standard library"),
         ("numpy", "'numpy' can't name a package: there is a module or package of that name, installed already; choose another name"),
         ("art_gym", "installed already"),
@@ -112,6 +118,17 @@ def test_the_class_is_named_after_the_package(tmp_path, name, class_name):
 )
 def test_a_name_that_can_not_be_used(refused, name, text):
     assert text in refused("new", "--", name)
+
+
+def test_nothing_that_git_ignores_can_name_a_package(refused, tmp_path, capsys):
+    assert main(["new", "my_task"]) == 0
+    capsys.readouterr()
+    lines = (tmp_path / "my_task" / ".gitignore").read_text().split()
+    names = [line.strip("/") for line in lines if line.strip("/").isidentifier()]
+    assert {"runs", "dist", "build"} <= {*names}
+    for name in names:
+        assert "can't name a package" in refused("new", "--", name)
+        assert not (tmp_path / name).exists()
 
 
 def test_a_folder_that_is_there(refused, tmp_path):

@@ -303,8 +303,7 @@ def test_a_package_without_environments_is_refused_in_one_line(package, registra
     assert "\n" not in str(caught.value)
 
 
-def test_scenarios_that_follow_the_hash_order_differ_in_another_process(package):
-    scenarios = """
+HASH_ORDER = """
     def scenarios(self, split, count=None):
         names = {f"{split}-{letter}" for letter in "abcdefghijklmnop"}
         return (Scenario(name, SEEDS[name]) for name in names)
@@ -312,8 +311,19 @@ def test_scenarios_that_follow_the_hash_order_differ_in_another_process(package)
 SEEDS = {f"{split}-{letter}": number * 16 + index
          for number, split in enumerate(("train", "validation", "test")) for index, letter in enumerate("abcdefghijklmnop")}
 """
+THE_DAY = """
+    def scenarios(self, split, count=None):
+        day = datetime.now(UTC).toordinal()
+        return (Scenario(f"{split}-{index}", 300 * day + 100 * ("train", "validation", "test").index(split) + index) for index in range(50))
+
+from datetime import UTC, datetime
+"""
+
+
+@pytest.mark.parametrize("scenarios", [HASH_ORDER, THE_DAY], ids=["hash order", "the day"])
+def test_scenarios_that_follow_hash_order_or_clock_differ_in_another_process(package, scenarios):
     name = package(f'{REGISTER}\nregister("PACKAGE/Door-v0", "PACKAGE.env:Door")\n', ENV + scenarios)
-    with pytest.raises(AssertionError, match=r"^in another process, with another hash seed, the split 'train' differs(?s:.*)a set's order"):
+    with pytest.raises(AssertionError, match=r"^in another process, with another hash seed and another clock, the split 'train' differs"):
         CHECKS["scenarios"](f"{name}:{name}/Door-v0")
 
 
@@ -353,6 +363,28 @@ def test_checks_can_be_left_out():
 def test_a_check_to_leave_out_must_exist():
     with pytest.raises(UsageError, match=r"^there is no check 'picking' to skip; the checks are: gymnasium, spec, pickling, "):
         conformance_tests("art_gym_envs", skip=["picking"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"skip": "pickling"}, r"skip must be a list of names, as \['pickling'\], not 'pickling'"),
+        ({"skip": 5}, r"skip must be a list of names, as \['pickling'\], not 5"),
+        ({"skip": [[]]}, r"there is no check \[\] to skip; the checks are: gymnasium"),
+        ({"examples": 0}, "examples must be at least 1, not 0"),
+        ({"examples": "5"}, "examples must be a whole number, not '5'"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind_are_refused_in_one_line(wrong, text):
+    with pytest.raises(UsageError, match=f"^{text}"):
+        conformance_tests("art_gym_envs", **wrong)
+
+
+@pytest.mark.parametrize(("wrong", "text"), [({"examples": 0}, "examples must be at least 1"), ({"seed": "x"}, "seed must be a whole number")])
+def test_a_check_of_an_impossible_number_of_examples_is_refused(wrong, text):
+    with pytest.raises(UsageError, match=text):
+        check(GUESS, **wrong)
 
 
 def test_without_pytest_the_error_names_it(monkeypatch):

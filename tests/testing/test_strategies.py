@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import gymnasium
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from pydantic import AnyUrl, BaseModel, Field, TypeAdapter
@@ -168,6 +168,35 @@ def test_a_schema_that_allows_nothing_says_so(schema):
 
     with pytest.raises(Unsatisfiable):
         check()
+
+
+@pytest.mark.parametrize(
+    ("schema", "most"),
+    [
+        ({"type": "string"}, 100),
+        ({"type": "string", "minLength": 90}, 100),
+        ({"type": "string", "minLength": 150}, 150),
+        ({"type": "string", "minLength": 3, "maxLength": 120}, 100),
+        ({"type": "string", "maxLength": 5}, 5),
+        ({"type": "string", "maxLength": 10**6}, 100),
+        ({"type": "string", "pattern": "^a+$"}, 100),
+        ({"type": "string", "pattern": "b"}, 100),
+        ({"type": "string", "pattern": "^a+$", "maxLength": 7}, 7),
+        ({"type": "string", "pattern": "^(a{30}b){5}$"}, 155),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, 100),
+        ({"type": "object", "patternProperties": {"^x": True}, "additionalProperties": False, "minProperties": 1}, 100),
+    ],
+    ids=str,
+)
+def test_texts_are_no_longer_than_worth_a_try(schema, most):
+    @settings(FEW, max_examples=150)
+    @given(json_values(schema))
+    def check(value: Any) -> None:
+        longest = max(map(len, value), default=0) if isinstance(value, dict) else len(value)
+        assert longest <= most
+        target(float(longest))  # without a limit they would grow
+
+    check()
 
 
 def test_references_are_looked_up_in_the_document_given():

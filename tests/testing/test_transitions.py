@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import gymnasium
 import hypothesis
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit, TransformReward
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import run_state_machine_as_test
+from openai.types.chat import ChatCompletionMessage
 
 import art_gym
 from art_gym import ToolEnv, call, calls, say, tool, wrappers
@@ -121,9 +124,52 @@ def test_a_function_that_makes_one_instance_only_is_refused():
         check_transitions(lambda: env)
 
 
-def test_no_examples_are_refused():
-    with pytest.raises(UsageError, match="examples must be at least 1, not 0"):
-        check_transitions(Door, examples=0)
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"examples": 0}, "examples must be at least 1, not 0"),
+        ({"examples": "5"}, "examples must be a whole number, not '5'"),
+        ({"examples": 2.5}, "examples must be a whole number, not 2.5"),
+        ({"examples": True}, "examples must be a whole number, not True"),
+        ({"settings": 5}, r"settings must be hypothesis.settings\(…\), not 5"),
+        ({"seed": "x"}, "seed must be a whole number, not 'x'"),
+        ({"invariants": repr}, "invariants must be a list of functions of a Transition"),
+        ({"invariants": ["positive"]}, "an invariant must be a function of a Transition, not 'positive'"),
+        ({"target": 3}, "target must be a function of a Transition that returns a number, not 3"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind_are_refused_in_one_line(wrong, text):
+    with pytest.raises(UsageError, match=f"^{text}") as caught:
+        check_transitions(Door, **wrong)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), None, "much"], ids=str)
+def test_a_target_that_returns_no_finite_number_is_refused(score):
+    def best(transition: Transition) -> Any:
+        return score
+
+    with pytest.raises(UsageError, match=f"^the target best must return a finite number, not {score!r}$"):
+        check_transitions(Door, examples=20, target=best)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"actions": call("push")}, r"actions must be a list of actions, as \[art_gym.say\('hello'\)\], not {'role'"),
+        ({"actions": None}, "actions must be a list of actions"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
+        ({"seed": None}, "seed must be a whole number, not None"),
+        ({"options": 5}, "options must be a dictionary, not 5"),
+        ({"invariants": 5}, "invariants must be a list"),
+    ],
+    ids=str,
+)
+def test_check_actions_refuses_arguments_of_another_kind_in_one_line(wrong, text):
+    with pytest.raises(UsageError, match=f"^{text}") as caught:
+        check_actions(Door, **{"actions": [], **wrong})
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_id_is_refused():
@@ -280,6 +326,65 @@ def test_the_script_shows_what_needs_other_instances_or_processes(planted, bug, 
     assert "TransitionViolation: " in done.stderr
 
 
+def never_opens(transition: Transition) -> None:
+    assert not transition.terminated, "it opened"
+
+
+class Rules:
+    """Rules of an author, kept in a class."""
+
+    @staticmethod
+    def never_opens(transition: Transition) -> None:
+        never_opens(transition)
+
+    @classmethod
+    def of_the_class(cls, transition: Transition) -> None:
+        never_opens(transition)
+
+    def of_an_object(self, transition: Transition) -> None:
+        never_opens(transition)
+
+
+OWN = [never_opens, Rules.never_opens, Rules.of_the_class, functools.partial(never_opens)]
+
+
+@pytest.mark.parametrize("rule", OWN, ids=["function", "static method", "class method", "partial"])
+def test_the_script_checks_the_authors_own_invariant(rule, tmp_path):
+    violation = violation_of(Door, examples=200, invariants=[repr, rule])
+    assert f"{violation.invariant}: step" in str(violation)
+    assert "repr" not in violation.script
+    script = tmp_path / "script.py"
+    script.write_text(violation.script)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert f"TransitionViolation: {violation.invariant}: step {len(violation.actions)}: it opened" in done.stderr
+
+
+def test_the_script_checks_a_machines_invariant(tmp_path):
+    class Machine(ToolEnvMachine):
+        make_env = Door
+        transition_invariants = (never_opens,)
+
+    few = hypothesis.settings(max_examples=200, database=None, deadline=None, phases=[hypothesis.Phase.generate])
+    with pytest.raises(TransitionViolation) as caught:
+        run_state_machine_as_test(Machine, settings=few)
+    assert "never_opens" in caught.value.script
+    script = tmp_path / "script.py"
+    script.write_text(caught.value.script)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "TransitionViolation: never_opens: step" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "rule", [lambda transition: never_opens(transition) or None, Rules().of_an_object], ids=["lambda", "method of an object"]
+)
+def test_where_an_invariant_has_no_name_the_script_leaves_it_to_the_reader(rule):
+    script = violation_of(Door, examples=200, invariants=[rule]).script
+    assert "def invariant(transition):\n    raise NotImplementedError('check the transition here, as " in script
+    assert "invariants=[invariant])" in script
+    compile(script, "script.py", "exec")
+
+
 def test_check_actions_passes_what_is_right():
     check_actions(Door, [call("push"), None, say("x"), call("push"), call("push"), call("push")], seed=4)
 
@@ -317,6 +422,30 @@ def test_a_violation_is_found_where_it_shows_only_once():
     assert "seen once, and not when the same was played again" in violation.problem
 
 
+calls_until_the_hour: list[int] = []
+"""Of this process; in another one no hour begins."""
+
+
+class Hours(Door):
+    """Tells the hour, and in this process the next one begins in the middle of a walk."""
+
+    @tool
+    def push(self, force: int = 1) -> str:
+        """Push the door."""
+        if calls_until_the_hour:
+            calls_until_the_hour[0] -= 1
+        begun = bool(calls_until_the_hour) and calls_until_the_hour[0] < 0
+        return f"It is {datetime.now(UTC).hour + begun}."
+
+
+@pytest.mark.parametrize("calls", [1, 3, 10])
+def test_a_clock_that_goes_on_during_a_walk_is_named(monkeypatch, calls):
+    monkeypatch.setattr(sys.modules[__name__], "calls_until_the_hour", [calls])
+    violation = violation_of(Hours, examples=20)
+    assert violation.invariant == "wall clock", violation.problem
+    assert len(violation.actions) == 1
+
+
 # An author's own invariants, and a target.
 
 
@@ -349,7 +478,7 @@ def test_a_transition_holds_what_was_sent_and_returned():
 
 
 def test_a_target_steers_towards_more():
-    def best(**options: Any) -> int:
+    def best(seed: int, **options: Any) -> int:
         lengths = []
 
         class Long(Door):
@@ -361,10 +490,11 @@ def test_a_target_steers_towards_more():
                 self.pushes += force > 0
                 return "It moves."
 
-        check_transitions(Long, examples=60, seed=1, invariants=[lambda t: lengths.append(t.env.unwrapped.pushes)], **options)
+        check_transitions(Long, examples=60, seed=seed, invariants=[lambda t: lengths.append(t.env.unwrapped.pushes)], **options)
         return max(lengths)
 
-    assert best(target=lambda transition: transition.env.unwrapped.pushes) >= best()
+    seeds = range(4)  # one alone may be lucky without a target
+    assert sum(best(seed, target=lambda t: t.env.unwrapped.pushes) for seed in seeds) > sum(best(seed) for seed in seeds)
 
 
 # Wrapped environments.
@@ -409,6 +539,52 @@ def test_gymnasiums_wrappers_are_no_violation(wrap, skipped):
 def test_this_packages_wrappers_are_no_violation(wrap):
     skipped = [entry.partition(":")[0] for entry in check_transitions(wrap, examples=40).skipped]
     assert "snapshot" not in skipped
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_step_that_is_accepted_at_a_later_try_only_is_found(tries):
+    class Patient(Door):
+        refused = 0
+
+        def step(self, action: Any) -> Any:
+            try:
+                return super().step(action)
+            except ResetNeeded:
+                self.refused += 1
+                if self.refused <= tries or not self.turn:
+                    raise
+                return (), 0.0, True, False, {}
+
+    violation = violation_of(Patient, examples=50)
+    assert violation.invariant == "after the end"
+    assert violation.problem.startswith(f"step after the episode's end, tried for time {tries + 1}, was accepted")
+
+
+def test_a_step_before_the_reset_that_is_accepted_at_the_second_try_is_found():
+    class Patient(Door):
+        refused = 0
+
+        def step(self, action: Any) -> Any:
+            try:
+                return super().step(action)
+            except ResetNeeded:
+                self.refused += 1
+                if self.refused == 1 or self.turn:
+                    raise
+                return (), 0.0, True, False, {}
+
+    assert violation_of(Patient, examples=50).invariant == "before reset"
+
+
+@pytest.mark.parametrize("ids", [["\ud800"], ["\ud800", "?"], ["a", "\ud800", "\ud800"], ["call_0\udfff", None]], ids=ascii)
+def test_ids_that_no_text_carries_are_answered_with_ids_of_their_own(ids):
+    written = [{"id": id_, "type": "function", "function": {"name": "push", "arguments": "{}"}} for id_ in ids]
+    check_actions(Door, [{"role": "assistant", "content": None, "tool_calls": written}])
+
+
+def test_an_action_may_be_a_message_object():
+    message = ChatCompletionMessage.model_validate(call("push"))
+    check_actions(Door, [message, message])
 
 
 def test_a_wrapper_that_breaks_something_is_found():

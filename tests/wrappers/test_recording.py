@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-import fcntl
-import json
 import pickle
 import re
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import TimeLimit
 
 import art_gym
-from art_gym import Episode, EpisodeStore, ToolTimeout, UsageError, call, say
-from art_gym.wrappers import Record, SelectTools, Transcript, TurnLimit, recording
+from art_gym import Episode, EpisodeStore, ToolTimeout, call, say
+from art_gym.wrappers import Record, SelectTools, Transcript, TurnLimit
 
 
 def episodes(folder: Path, label: str = "episodes") -> list[Episode]:
@@ -182,6 +178,55 @@ def test_an_exception_in_reset_is_kept(vault: Any, tmp_path: Path) -> None:
     assert (episode.scenario.seed, episode.turns) == (3, [])
 
 
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_interrupted_one_is_kept_as_cancelled(plain: Any, tmp_path: Path, where: str) -> None:
+    class Interrupted(plain):
+        def reset(self, **kwargs: Any) -> Any:
+            if where == "reset":
+                raise KeyboardInterrupt
+            return super().reset(**kwargs)
+
+        def step(self, action: Any) -> Any:
+            if self.turn == 1:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    def interrupted(env: Any) -> None:
+        env.reset(seed=3)
+        env.step(call("go"))
+        env.step(call("go"))
+
+    env = Record(Interrupted(), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(env)
+    env.close()
+    (episode,) = episodes(tmp_path)
+    assert episode.failure is not None
+    assert (episode.failure.kind, episode.failure.message, len(episode.turns)) == ("cancelled", "KeyboardInterrupt", int(where == "step"))
+
+
+async def test_a_step_that_is_cancelled_ends_the_episode(vault: Any, tmp_path: Path) -> None:
+    class Slow(vault):
+        instant = False
+
+        async def on_text(self, text: str) -> str:
+            await asyncio.sleep(5)
+            return "At last."
+
+    env = Record(Slow(), tmp_path)
+    env.reset(seed=3)
+    await env.astep(call("peek"))
+    step = asyncio.create_task(env.astep(say("Hm.")))
+    await asyncio.sleep(0.05)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    with pytest.raises(ResetNeeded):
+        await env.astep(call("peek"))
+    env.close()
+    assert [(episode.failure and episode.failure.kind, len(episode.turns)) for episode in episodes(tmp_path)] == [("cancelled", 1)]
+
+
 def test_a_step_after_the_end_is_no_failure(vault: Any, tmp_path: Path) -> None:
     env = Record(TurnLimit(vault(), 1), tmp_path)
     env.reset(seed=3)
@@ -324,17 +369,6 @@ def test_what_the_caller_does_to_an_observation_is_not_kept(vault: Any, tmp_path
     assert [[message["content"] for message in messages] for messages in kept] == texts
 
 
-def test_options_must_be_json(vault: Any, tmp_path: Path) -> None:
-    env = Record(vault(), tmp_path)
-    with pytest.raises(UsageError, match=r"the options of reset can't be recorded as JSON .*: \{'code': \{5\}\}; pass JSON values only"):
-        env.reset(seed=3, options={"code": {5}})
-
-
-def test_a_label_that_is_no_file_name_is_told_at_once(vault: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'a/b' can't label episodes"):
-        Record(vault(), tmp_path, "a/b")
-
-
 def test_it_pickles_in_the_middle_of_an_episode(vault: Any, tmp_path: Path) -> None:
     env = Record(vault(), tmp_path)
     env.reset(seed=3, options={"code": 5})
@@ -343,69 +377,3 @@ def test_it_pickles_in_the_middle_of_an_episode(vault: Any, tmp_path: Path) -> N
     twin.step(call("dial", code=5))
     (episode,) = episodes(tmp_path)
     assert len(episode.turns) == 2
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_vector_environments_record_to_one_label(tmp_path: Path, mode: str) -> None:
-    from functools import partial
-
-    envs = gymnasium.make_vec(
-        "art_gym_envs:art_gym/GuessNumber-v0", num_envs=3, vectorization_mode=mode, wrappers=[partial(Record, folder=tmp_path)], max_turns=1
-    )
-    try:
-        envs.reset(seed=5)
-        actions = tuple(call("guess", number=1) for _ in range(3))
-        for _ in range(3):
-            envs.step(actions)
-    finally:
-        envs.close()
-    kept = episodes(tmp_path)
-    # Every other step resets.
-    assert len(kept) == 6
-    assert {5, 6, 7} < {episode.scenario.seed for episode in kept}
-    assert all(art_gym.replay(art_gym.make("art_gym/GuessNumber-v0", max_turns=1), episode) is None for episode in kept)
-
-
-def test_a_journal_that_stays_locked_is_told(vault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "LOCK_SECONDS", 0.05)
-    (tmp_path / "episodes").mkdir()
-    env = Record(vault(), tmp_path)
-    env.reset(seed=3)
-    env.step(call("peek"))
-    with (tmp_path / "episodes/episodes.jsonl").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="is being written by another process"):
-            env.close()
-
-
-def test_the_environment_is_closed_even_if_the_disk_refuses(vault: Any, tmp_path: Path) -> None:
-    class Closing(vault):
-        closed = False
-
-        def close(self) -> None:
-            self.closed = True
-
-    (tmp_path / "episodes").write_text("in the way")
-    env = Record(Closing(), tmp_path)
-    env.reset(seed=3)
-    env.step(call("peek"))
-    with pytest.raises(OSError, match="episodes"):
-        env.close()
-    assert env.unwrapped.closed
-
-
-def test_a_killed_process_leaves_every_finished_episode(tmp_path: Path) -> None:
-    program = """
-        import os, sys, art_gym
-        from art_gym.wrappers import Record
-        env = Record(art_gym.make("art_gym/GuessNumber-v0", max_turns=1), sys.argv[1])
-        for seed in range(2):
-            env.reset(seed=seed)
-            env.step(art_gym.say("Hm."))
-        env.reset(seed=9)
-        os._exit(9)
-    """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program), tmp_path], check=False)
-    assert (ended.returncode, [episode.scenario.seed for episode in episodes(tmp_path)]) == (9, [0, 1])
-    (line, _) = (tmp_path / "episodes/episodes.jsonl").read_text().splitlines()
-    assert json.loads(line)["env_id"] == "art_gym/GuessNumber-v0"

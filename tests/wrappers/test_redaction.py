@@ -118,10 +118,6 @@ def test_arguments_of_calls_stay_json_where_they_are(arguments: str, shown: str)
 def test_a_pattern_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'\(' is no regular expression: .*; re.escape makes one of a text"):
         Redact(Talk(), ["ok", "("])
-    with pytest.raises(TypeError, match="patterns must be regular expressions or a function, not 3"):
-        Redact(Talk(), [3])
-    with pytest.raises(TypeError, match="replacement must be text, not None"):
-        Redact(Talk(), "a", None)
 
 
 def test_a_function_that_gives_no_text_is_refused() -> None:

@@ -100,10 +100,3 @@ def test_values_that_add_up_to_infinity_are_refused(vault: Any) -> None:
 
 def test_a_truth_value_counts_as_one_or_nothing(vault: Any) -> None:
     assert step(AddReward(vault(), "said", lambda step: True), say("Hm."))[1] == 1.0
-
-
-def test_names_and_functions_are_checked(vault: Any) -> None:
-    with pytest.raises(ValueError, match="name must be the name of a reward component, not ''"):
-        AddReward(vault(), "", lambda step: 0.0)
-    with pytest.raises(TypeError, match="function must take a step and return a number"):
-        AddReward(vault(), "bonus", 0.5)

@@ -104,3 +104,9 @@ def test_a_text_is_no_list_of_names(vault: Any) -> None:
 def test_an_environment_that_is_no_tool_env_is_refused(plain: Any) -> None:
     with pytest.raises(TypeError, match="SelectTools needs a ToolEnv, not Plain"):
         SelectTools(plain(), ["go"])
+
+
+@pytest.mark.parametrize("names", [None, 3, True, b"dial", {"dial": 1}], ids=repr)
+def test_names_that_are_no_list_are_told(vault: Any, names: Any) -> None:
+    with pytest.raises(TypeError, match="names must be a list of tools' names, not "):
+        SelectTools(vault(), names)
