@@ -7,6 +7,7 @@ Who must act on an error decides its class:
   exits with code 2. Every text says what happened, what was expected, and the way out.
 * `EpisodeError` and its subclasses: **nobody at once**. One episode failed; the runner records the failure with its `kind` and the other
   episodes go on.
+* `RunStopped`: the **user**, later. A run ended itself in order, since its configuration says so; the command line exits with code 3.
 * Any other exception raised inside an environment is a bug of that environment: the runner records it as a failure of kind `environment`,
   with its traceback.
 """
@@ -44,6 +45,10 @@ class MissingExtra(UsageError):
 
 class MissingTokens(UsageError):
     """A turn has no token ids or logprobs, so that it can be evaluated but not trained on."""
+
+
+class RunStopped(ArtGymError):
+    """An alarm ended a training run after a batch's checkpoint; the text names the figure, its limit and the way to go on."""
 
 
 class EpisodeError(ArtGymError):

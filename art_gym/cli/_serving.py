@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peft import PeftModel
+
 from art_gym.cli.config import RunConfig
 from art_gym.cli.live import LiveTable
 from art_gym.cli.preflight import attached_engine, engine_config
@@ -18,7 +20,7 @@ from art_gym_agents import ChatAgent
 from art_gym_trainers.publish import LoraPublisher, MergedPublisher, Probe, Published, Publisher, prepare_weights
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 256
 """How much of an episode proves a publish: enough to tell two versions apart, and a fraction of a second to score."""
@@ -58,7 +60,7 @@ class Serving:
         )
         return self._agent
 
-    def publish(self, step: int, policy: PeftModel, probe_tokens: Sequence[int]) -> Published:
+    def publish(self, step: int, policy: PeftModel | PreTrainedModel, probe_tokens: Sequence[int]) -> Published:
         """Put the policy into the engine as version `step`, prove it on the tokens, and let the agent play it; done already, it stands.
 
         Raises:
@@ -94,7 +96,7 @@ class Serving:
         settings = self._config
         config = engine_config(settings.engine, folder=model_folder, dtype=settings.model.dtype)
         device = config.resolved_device()
-        self._lora = settings.grpo.publisher == "lora" or (settings.grpo.publisher == "auto" and device == "cuda")
+        self._lora = self._publishes_adapters(device)
         dtype = settings.engine.dtype
         if dtype == "auto":
             # Merged into bfloat16, most of a small update is rounded away.
@@ -116,11 +118,15 @@ class Serving:
             config = config.model_copy(update={"model": str(self._folder / "weights")})
         return Engine(config, log=self._folder / "engine.log", progress=lambda line: self._live.phase("engine", line))
 
-    def _make_publisher(self, policy: PeftModel, probe_tokens: Sequence[int]) -> Publisher:
+    def _publishes_adapters(self, device: str) -> bool:
+        method, publisher = self._config.model.method, self._config.grpo.publisher
+        return method == "qlora" or publisher == "lora" or (publisher == "auto" and method == "lora" and device == "cuda")
+
+    def _make_publisher(self, policy: PeftModel | PreTrainedModel, probe_tokens: Sequence[int]) -> Publisher:
         dtype = self.engine.config.dtype if isinstance(self.engine, Engine) else "auto"
         # In bfloat16 rare tokens are off by several hundredths of a nat.
         exact = self._config.model.dtype == dtype == "float32"
         probe = Probe(probe_tokens[:_PROBE_TOKENS], tolerance=0.01 if exact else 0.15)
-        if self._lora:
+        if self._lora and isinstance(policy, PeftModel):
             return LoraPublisher(policy, self.engine, self._folder / "adapters", self._name, probe)
         return MergedPublisher(policy, self.engine, self._folder / "weights", self.engine.model, probe, dtype)

@@ -7,7 +7,6 @@ first stage that left none. Imported only by the `train` command, since it loads
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,38 +19,42 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from art_gym.cli import _standing
 from art_gym.cli._serving import Serving
 from art_gym.cli.config import RunConfig
 from art_gym.cli.evaluation import Evaluation, evaluate
 from art_gym.cli.files import write_text
 from art_gym.cli.live import LiveTable
-from art_gym.cli.report import read_evaluations, read_metrics, write_report
+from art_gym.cli.report import read_evaluations, write_report
 from art_gym.env import ToolEnv
 from art_gym.episodes import Episode, EpisodeGroup
-from art_gym.errors import UsageError
+from art_gym.errors import RunStopped, UsageError
 from art_gym.registration import make
 from art_gym.rollout import Runner
 from art_gym.scenarios import Scenario, Split
 from art_gym.store import EpisodeStore
 from art_gym_agents import ChatAgent, ScriptedAgent
 from art_gym_agents.warmstart import script_for
-from art_gym_trainers import checkpoints
+from art_gym_trainers.advantages import tells_something
+from art_gym_trainers.alarms import not_finite
+from art_gym_trainers.forks import token_decoder
 from art_gym_trainers.grpo import GRPOTrainer, grpo_config
-from art_gym_trainers.policy import load_policy, load_tokenizer
+from art_gym_trainers.policy import load_policy, load_saved, load_tokenizer
 from art_gym_trainers.publish import Published
 from art_gym_trainers.rows import Row, batch_rows, split_steps
+from art_gym_trainers.sampling import SampledBatch, sample_batch
 from art_gym_trainers.sequences import episode_sequences, require_tokens
 from art_gym_trainers.sft import episode_examples, warm_start
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl import GRPOConfig
+
+    from art_gym_trainers.checkpoints import Checkpoint
 
 _POOL = 10_000
 """A run practises on so many scenarios of the train split, or on all where there are fewer, in an order of its seed's own."""
-
-_ALARM = 0.02
-"""Nats by which sampler and trainer may differ on average before a run says so; healthy runs stay well under 0.01."""
 
 
 def run_training(config: RunConfig, folder: Path, *, model_folder: Path, live: LiveTable) -> dict[str, Evaluation]:
@@ -68,14 +71,21 @@ def run_training(config: RunConfig, folder: Path, *, model_folder: Path, live: L
 
     Raises:
         EngineError: The engine died.
+        RunStopped: An alarm ended the run; its report is written.
         UsageError: What is in the folder can't be gone on from.
     """
+    # First of all, since it may refuse to go on.
+    saved = _standing.found(config, folder)
     with ExitStack() as stack:
         run = _Run(config, folder, model_folder, live, stack)
         run.measure_untrained()
         if config.warm_start.enabled:
             run.warm_up()
-        run.train()
+        try:
+            run.train(saved)
+        except RunStopped:
+            write_report(folder)
+            raise
         live.phase("report")
         write_report(folder)
         return read_evaluations(folder)
@@ -87,7 +97,9 @@ class _Run:
     def __init__(self, config: RunConfig, folder: Path, model_folder: Path, live: LiveTable, stack: ExitStack) -> None:
         self.config, self.folder, self.live = config, folder, live
         self.name = config.model.name.rstrip("/").rpartition("/")[2]
-        self.checkpoints = folder / "checkpoints"
+        self.checkpoints = folder / _standing.CHECKPOINTS
+        # Before anything is started, since it may refuse a setting.
+        self.grpo_config = _grpo_config(config, self.checkpoints)
         self.store = stack.enter_context(EpisodeStore(folder))
         self.env_kwargs = config.env.kwargs
         live.phase("engine", "vLLM is starting")
@@ -99,12 +111,13 @@ class _Run:
             try:
                 # Loading the trainer's side takes a while too, and meanwhile the engine mostly waits for the disk.
                 self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(model_folder)
-                self.policy: PeftModel = load_policy(
+                self.policy: PeftModel | PreTrainedModel = load_policy(
                     model_folder,
+                    method=config.model.method,
                     dtype=config.model.dtype,
                     lora_rank=config.model.lora_rank,
                     lora_alpha=config.model.lora_alpha,
-                    adapter=self._warm_adapter if self._warm_adapter.exists() else None,
+                    saved=self._warm_adapter if self._warm_adapter.exists() else None,
                     seed=config.seed,
                 )
                 started.result()
@@ -136,7 +149,7 @@ class _Run:
                     self.policy,
                     self.tokenizer,
                     [episode for group in groups for episode in group.episodes],
-                    output_dir=self.folder / "checkpoints",
+                    output_dir=self.checkpoints,
                     learning_rate=settings.learning_rate,
                     batch_size=settings.batch_size,
                     seed=self.config.seed,
@@ -149,72 +162,70 @@ class _Run:
             self._publish(0)
             self._evaluate("warm_start")
 
-    def train(self) -> None:
-        """GRPO from the latest checkpoint on, and the last evaluation."""
+    def train(self, saved: Checkpoint | None) -> None:
+        """GRPO from the checkpoint on, and the last evaluation."""
         settings = self.config.grpo
-        saved = checkpoints.latest(self.checkpoints)
         done = saved.step if saved else 0
-        self._reconcile_metrics(saved)
+        if saved and (differing := _standing.differing_versions(saved)):
+            self.live.note(f"warning: {saved.folder.name} was written with other versions, so that figures may differ: {', '.join(differing)}")
         if done < settings.batches:
             trainer = GRPOTrainer(
                 self.policy,
-                grpo_config(
-                    self.checkpoints,
-                    learning_rate=settings.learning_rate,
-                    # The batches decide when it ends: those without a useful group take fewer steps.
-                    max_steps=settings.batches * settings.steps_per_batch + 1,
-                    temperature=self.config.rollout.temperature,
-                    clip_low=settings.clip_low,
-                    clip_high=settings.clip_high,
-                    max_grad_norm=settings.max_grad_norm,
-                    adam_beta1=settings.adam_beta1,
-                    adam_beta2=settings.adam_beta2,
-                    seed=self.config.seed,
-                ),
-                steps=self._batches(done),
+                self.grpo_config,
+                batches=self._batches(done, self._next_scenario(saved)),
                 processing_class=self.tokenizer,
-                token_budget=settings.token_budget,
+                token_budget=self._token_budget(saved),
             )
+            budget, peak = trainer.token_budget, trainer.pass_memory.peak(trainer.token_budget)
+            self.live.note(f"training in passes of at most {budget} tokens, which take up to {peak / 2**30:.1f} GiB")
             self._trainer = trainer
             trainer.train(resume_from_checkpoint=str(saved.folder) if saved else None)
         elif saved and "grpo" not in read_evaluations(self.folder):
-            self.policy.load_adapter(str(saved.folder), adapter_name="default", is_trainable=True)
+            load_saved(self.policy, saved.folder)
             self._publish(done)
         self._evaluate("grpo")
 
     # ------------------------------------------------------------- one batch
 
-    def _batches(self, done: int) -> Iterator[list[Row]]:
-        """Play a batch, hand its rows to the trainer step by step, and keep what it learned; then the next."""
+    def _batches(self, done: int, scenario: int) -> Iterator[list[list[Row]]]:
+        """Play a batch, hand the rows of its steps to the trainer, and keep what it learned; then the next."""
         settings, every = self.config.grpo, self.config.evaluation.every
         published = self._publish(done)
         for batch in range(done + 1, settings.batches + 1):
             if every and batch > 1 and (batch - 1) % every == 0:
                 self._evaluate(f"grpo@{batch - 1}")
             started = time.perf_counter()
-            first = self._first_grpo_scenario + (batch - 1) * settings.groups_per_batch
-            groups = self._play(
-                self.agent,
-                self._practice(first, settings.groups_per_batch),
-                f"train-{batch:04d}",
-                group_size=settings.group_size,
-                detail=f"batch {batch} of {settings.batches}",
-            )
+            sampled = self._sample(batch, scenario)
+            scenario += len(sampled.played)
             seconds_rollout = time.perf_counter() - started
-            kept, counts = batch_rows(groups, "group_std" if settings.advantage == "group_std" else "none")
+            kept, counts = batch_rows(
+                sampled.groups,
+                settings.advantage,
+                credit=settings.credit,
+                discount=settings.discount,
+                decode=token_decoder(self.tokenizer),
+                realign=settings.realign,
+            )
             self.live.phase("training", f"batch {batch} of {settings.batches}")
             started = time.perf_counter()
             with self.serving.asleep():
-                yield from split_steps(kept, settings.steps_per_batch)
+                yield split_steps(kept, settings.steps_per_batch)
             seconds_train = time.perf_counter() - started
+            statistics = self._trainer.take_statistics()
+            forks = sum(counts.forks.values())
             row = {
                 "step": batch,
                 "phase": "grpo",
                 "policy": published.version,
-                **_outcome(groups),
-                **self._trainer.take_statistics().to_dict(),
-                "forks": sum(counts.forks.values()),
+                **_outcome(sampled.played),
+                **statistics.to_dict(),
+                "not_finite": not_finite(statistics.losses, statistics.gradient_norms),
+                "forks": forks,
+                "fork_rate": _share(forks, forks + sum(len(group.finished) for group in sampled.groups)),
                 "fork_causes": counts.forks,
+                "realigned": counts.realigned,
+                "sampling_rounds": sampled.rounds,
+                "surplus_groups": len(sampled.surplus),
                 "dropped_groups": counts.dropped_groups,
                 "failed_episodes": counts.failed_episodes,
                 "tokens": counts.tokens,
@@ -224,17 +235,36 @@ class _Run:
                 "seconds_train": seconds_train,
                 "seconds_publish": published.seconds,
             }
-            with checkpoints.writing(self.checkpoints, batch, {"policy": f"{self.name}@{batch}", "metrics": row}) as scratch:
-                self._trainer.save(scratch)
-            checkpoints.prune(self.checkpoints, keep=2)
-            _append_line(self.folder / "metrics.jsonl", row)
+            details = {"policy": f"{self.name}@{batch}", "next_scenario": scenario, "token_budget": self._trainer.token_budget}
+            alarmed = _standing.keep(self.config, self.folder, row, save=self._trainer.save, details=details)
             self.live.row(row)
-            if (row["logprob_difference"] or 0.0) > _ALARM:
-                self.live.note(
-                    f"warning: sampler and trainer differ by {row['logprob_difference']:.4f} nats on average (more than {_ALARM}), which "
-                    "biases the gradients; set engine.dtype and model.dtype to float32, or lower grpo.learning_rate"
-                )
+            for alarm in alarmed:
+                self.live.note(f"{'alarm' if alarm.stops else 'warning'}: {alarm.message}")
+            _standing.raise_for_alarms(batch, alarmed)
             published = self._publish(batch)
+
+    def _sample(self, batch: int, first: int) -> SampledBatch:
+        """Play a batch's scenarios, from number `first` on; with dynamic sampling in rounds.
+
+        A round's journal is named by where it begins: a run that goes on may need other rounds, if episodes that failed now don't.
+        """
+        settings = self.config.grpo
+
+        def play(played: int, count: int) -> list[EpisodeGroup]:
+            return self._play(
+                self.agent,
+                self._practice(first + played, count),
+                f"train-{batch:04d}" + (f"-from-{played:04d}" if played else ""),
+                group_size=settings.group_size,
+                detail=f"batch {batch} of {settings.batches}" + (f", {played} scenarios played" if played else ""),
+            )
+
+        return sample_batch(
+            play,
+            settings.groups_per_batch,
+            lambda group: tells_something(group, credit=settings.credit, discount=settings.discount),
+            max_rounds=settings.max_sampling_rounds if settings.dynamic_sampling else 1,
+        )
 
     def _play(
         self, agent: ChatAgent | ScriptedAgent, scenarios: list[Scenario], label: str, *, group_size: int, detail: str = ""
@@ -299,8 +329,16 @@ class _Run:
     def _warm_adapter(self) -> Path:
         return self.checkpoints / "warm-start"
 
-    @property
-    def _first_grpo_scenario(self) -> int:
+    def _token_budget(self, saved: Checkpoint | None) -> int | None:
+        """What is set, or None for what fits; a run that goes on cuts its steps as it did, so that they are the same to the last bit."""
+        if self.config.grpo.token_budget != "auto":
+            return self.config.grpo.token_budget
+        return int(saved.details["token_budget"]) if saved is not None else None
+
+    def _next_scenario(self, saved: Checkpoint | None) -> int:
+        """The number of the first scenario that no batch was trained on: the warm start's come first, then those of each batch."""
+        if saved is not None:
+            return int(saved.details["next_scenario"])
         return self.config.warm_start.steps * self.config.warm_start.batch_size
 
     def _practice(self, first: int, count: int) -> list[Scenario]:
@@ -322,15 +360,35 @@ class _Run:
         finally:
             env.close()
 
-    def _reconcile_metrics(self, saved: checkpoints.Checkpoint | None) -> None:
-        """Make `metrics.jsonl` end where the checkpoint does: rows after it will be made again, a row lost by a kill is in its manifest."""
-        path = self.folder / "metrics.jsonl"
-        rows = [row for row in read_metrics(self.folder) if saved and row["step"] <= saved.step]
-        if saved and not any(row["step"] == saved.step for row in rows):
-            rows.append(dict(saved.details["metrics"]))
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        if path.exists() or text:
-            write_text(path, text)
+
+def _grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
+    settings = config.grpo
+    chosen: dict[str, Any] = {
+        "learning_rate": settings.learning_rate,
+        # The batches decide when it ends: those without a useful group take fewer steps.
+        "max_steps": settings.batches * settings.steps_per_batch + 1,
+        "temperature": config.rollout.temperature,
+        "clip_low": settings.clip_low,
+        "clip_high": settings.clip_high,
+        "max_grad_norm": settings.max_grad_norm,
+        "loss_type": settings.loss_type,
+        "importance_sampling_level": settings.ratio_level,
+        "kl_coef": settings.kl_coef,
+        "entropy_coef": settings.entropy_coef,
+        "importance_correction": settings.importance_correction,
+        "importance_max": settings.importance_max,
+        "adam_beta1": settings.adam_beta1,
+        "adam_beta2": settings.adam_beta2,
+        "seed": config.seed,
+        # What is trained is float32; with an adapter on it the base has the dtype of the passes already.
+        "bf16": config.model.method == "full" and config.model.dtype == "bfloat16",
+    }
+    if twice := sorted(set(settings.trl) & set(chosen)):
+        raise UsageError(f"grpo.trl.{twice[0]} has a setting of its own; set that instead (`art-gym train --help` lists them)")
+    try:
+        return grpo_config(folder, **chosen, **settings.trl)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"grpo.trl: {error}") from None
 
 
 @dataclass(slots=True)
@@ -351,17 +409,19 @@ class _Counter:
 def _outcome(groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
     finished = [episode for group in groups for episode in group.finished]
     count = max(len(finished), 1)
+    turns = [turn for episode in finished for turn in episode.turns]
+    calls = len([call for turn in turns for call in turn.action.get("tool_calls") or ()])
+    invalid = sum(turn.invalid_calls for turn in turns)
     return {
         "episodes": len(finished),
         "reward": sum(episode.reward for episode in finished) / count,
         "success_rate": sum(episode.success for episode in finished) / count,
-        "turns": sum(len(episode.turns) for episode in finished) / count,
-        "invalid_calls": sum(turn.invalid_calls for episode in finished for turn in episode.turns),
+        "turns": len(turns) / count,
+        "calls": calls,
+        "invalid_calls": invalid,
+        "invalid_call_rate": _share(invalid, calls),
     }
 
 
-def _append_line(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

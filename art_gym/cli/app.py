@@ -10,16 +10,19 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from art_gym._version import __version__
-from art_gym.errors import ArtGymError, UsageError
+from art_gym.errors import ArtGymError, RunStopped, UsageError
 from art_gym.scenarios import Split
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells give it."""
+
+STOPPED = 3
+"""The exit code of a run that an alarm stopped."""
 
 TRACEBACK = "ART_GYM_TRACEBACK"
 """The environment variable that asks for the traceback of an unexpected error."""
@@ -45,6 +48,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.format_message().replace("Value error, ", ""), 2)
     except UsageError as error:
         return _fail(str(error), 2)
+    except RunStopped as error:
+        return _fail(str(error), STOPPED)
     except ArtGymError as error:
         return _fail(str(error), 1, lines=True)
     except (KeyboardInterrupt, typer.Abort):
@@ -197,3 +202,68 @@ def train(
 
     request = _launch.Request(env_id=env_id, model=model, config=config, run_dir=run_dir, seed=seed, env=env or [], assignments=set_ or [])
     _launch.run(request, resume=resume, fresh=fresh, show_config=show_config)
+
+
+@app.command("export")
+def export_(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, such as runs/Lookup-v0-seed0.")],
+    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The folder to write; not there yet, or empty.")] = None,
+    step: Annotated[
+        str, typer.Option(metavar="STEP", help="The checkpoint: latest, best (by checkpoints.metric), or a batch's number.")
+    ] = "latest",
+    form: Annotated[
+        Literal["adapter", "merged"], typer.Option(help="The adapter alone, for PEFT; or a whole model, for transformers and vLLM.")
+    ] = "adapter",
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Precision of merged weights: float32 if not given; bfloat16 is half as large and rounds small updates away."),
+    ] = None,
+    push_to: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to this repository of the Hugging Face hub, with a model card.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository of --push-to private.")] = False,
+) -> None:
+    """Write a checkpoint's policy as a folder that loads without art_gym, or upload it to the hub."""
+    from art_gym.cli import _export
+
+    _export.run(_export.Request(run_dir=run_dir, to=to, step=step, form=form, dtype=dtype, push_to=push_to, private=private))
+
+
+episodes = typer.Typer(help="Look at the episodes that a run or an evaluation recorded.")
+app.add_typer(episodes, name="episodes")
+
+JournalFile = Annotated[Path, typer.Argument(metavar="FILE", help="A journal, such as runs/first/episodes/train-0001.jsonl.")]
+
+
+@episodes.callback(invoke_without_command=True)
+def _episodes_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@episodes.command("ls")
+def list_episodes(
+    file: JournalFile,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the episodes of a journal: scenario, reward, turns, tokens, and how each ended."""
+    from art_gym.cli import _episodes
+
+    _episodes.ls(file, as_json=json)
+
+
+@episodes.command("show")
+def show_episode(
+    file: JournalFile,
+    episode: Annotated[
+        str | None, typer.Option(metavar="ID", help="Which episode, as `art-gym episodes ls` names it; by default the first.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Show tokens as text: smollm2-135m, a model's folder or a hub id; without it, ids.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show every token of long stretches of context.")] = False,
+) -> None:
+    """Print an episode token by token: context or sampled, with log-probability and advantage."""
+    from art_gym.cli import _episodes
+
+    _episodes.show(file, episode, tokenizer=tokenizer, everything=everything)

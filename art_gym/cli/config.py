@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -48,8 +49,10 @@ class ModelSection(Section):
 
     name: str = "smollm2-135m"
     """The alias smollm2-135m, a local folder, or a hub id."""
+    method: Literal["lora", "qlora", "full"] = "lora"
+    """What is trained: a LoRA adapter, one on a base of 4 bits (on a GPU), or all weights."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of the base weights in the trainer; the adapter itself is always in float32."""
+    """Precision of the base weights in the trainer, or with method full of its passes; what is trained is always kept in float32."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the LoRA matrices."""
     lora_alpha: PositiveInt = 32
@@ -146,10 +149,35 @@ class GRPOSection(Section):
     """Decay of Adam's mean of the gradients."""
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
     """Decay of Adam's mean of the squared gradients."""
-    advantage: Literal["group_std", "group_mean"] = "group_std"
-    """Reward minus the group's mean, divided by the group's standard deviation (group_std) or not (group_mean)."""
-    token_budget: PositiveInt = 8192
-    """Most tokens, padding included, in one forward and backward pass; it bounds the memory."""
+    loss_type: Literal["dapo", "cispo", "vespo", "grpo", "sapo", "dr_grpo", "luspo", "bnpo"] = "dapo"
+    """The loss, by TRL's name: how terms are cut, and what they are averaged over (see "How it learns")."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """Whether the probability ratio is each token's own, or the episode's geometric mean (GSPO)."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the divergence from the model without its adapter; 0 saves the pass that it costs."""
+    entropy_coef: float = 0.0
+    """Weight of the mean entropy of the sampled tokens' distributions, which is added to what is maximised."""
+    importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "none"
+    """Whether the ratio is taken to the trainer's own probabilities, at the cost of a pass, and the sampler's difference corrected apart."""
+    importance_max: PositiveFloat = 3.0
+    """Where that correction is cut, or its token or episode left out."""
+    trl: dict[str, Any] = {}
+    """Further fields of trl.GRPOConfig, by their names, such as delta or top_entropy_quantile."""
+    advantage: Literal["group_std", "group_mean", "batch_std", "leave_one_out"] = "group_std"
+    """Return minus the group's mean, divided by the standard deviation of the group (group_std), of the batch (batch_std) or by nothing
+    (group_mean); or minus the mean of the group's others (leave_one_out)."""
+    credit: Literal["episode", "turn"] = "episode"
+    """Whether all tokens have the advantage of their episode, or that of their turn: of the rewards from it on."""
+    discount: float = Field(default=1.0, ge=0, le=1)
+    """What a reward is worth one turn earlier, with credit turn."""
+    dynamic_sampling: bool = False
+    """Whether further scenarios are played until a batch has groups_per_batch groups whose returns aren't all equal."""
+    max_sampling_rounds: PositiveInt = 4
+    """How many times scenarios are played for one batch at most, with dynamic_sampling."""
+    realign: bool = False
+    """Whether a turn whose prompt only spells the context in other tokens is appended all the same, rather than forked."""
+    token_budget: PositiveInt | Literal["auto"] = "auto"
+    """Most different tokens in one forward and backward pass, which bounds the memory; auto takes as many as fit, up to 16384."""
     publisher: Literal["auto", "lora", "merged"] = "auto"
     """How a new policy reaches the engine: as a LoRA adapter, as merged weights, or what suits the device."""
 
@@ -157,6 +185,12 @@ class GRPOSection(Section):
     def _steps_have_groups(self) -> Self:
         if self.steps_per_batch > self.groups_per_batch:
             raise ValueError(f"steps_per_batch ({self.steps_per_batch}) must be at most groups_per_batch ({self.groups_per_batch})")
+        return self
+
+    @model_validator(mode="after")
+    def _discount_has_turns(self) -> Self:
+        if self.discount != 1 and self.credit == "episode":
+            raise ValueError(f"discount ({self.discount}) acts on the rewards of turns; set credit to turn, or leave discount at 1")
         return self
 
 
@@ -171,6 +205,76 @@ class EvaluationSection(Section):
     """Batches between extra evaluations during GRPO; 0 for none."""
 
 
+class CheckpointsSection(Section):
+    """Which checkpoints are kept; the newest always is. A resumed run may change this."""
+
+    keep_last: PositiveInt = 2
+    """So many of the newest."""
+    keep_best: NonNegativeInt = 1
+    """So many of those whose policy played best, whatever their age."""
+    metric: Literal["success_rate", "reward", "turns", "invalid_call_rate", "entropy"] = "success_rate"
+    """The figure that says which is best; it is that of the batch which the checkpoint's policy played, the one after it."""
+    goal: Literal["max", "min"] = "max"
+    """Whether high or low figures are good."""
+    keep_every: NonNegativeInt = 0
+    """Each checkpoint whose batch is a multiple of this, for good; 0 for none."""
+    max_age_hours: PositiveFloat | None = None
+    """Hours after which a checkpoint that is only among the newest is dropped; null for never."""
+
+
+class AlarmLimits(Section):
+    """Beyond what value a figure raises its alarm."""
+
+    warn: float | None = Field(default=None, ge=0)
+    """The run says so and goes on; null for never."""
+    stop: float | None = Field(default=None, ge=0)
+    """The run ends after the batch's checkpoint; null for never."""
+
+
+class AlarmsSection(Section):
+    """Figures of a batch that tell of a run going wrong. A resumed run may change this."""
+
+    logprob_difference: AlarmLimits = AlarmLimits(warn=0.02)
+    """Mean difference between sampler and trainer in nats a token; healthy runs stay well under 0.01."""
+    kl_sampler: AlarmLimits = AlarmLimits(warn=0.05)
+    """Divergence of the policy from the one that played the batch, in nats a token; healthy runs stay under 0.02."""
+    entropy: AlarmLimits = AlarmLimits(warn=0.005)
+    """Entropy of the policy in nats a token, which must not fall below; a policy that calls tools reliably has 0.02 to 0.1."""
+    entropy_share: AlarmLimits = AlarmLimits(warn=0.1)
+    """The same as a share of the first batch's; runs that learn fall to a fifth."""
+    invalid_call_rate: AlarmLimits = AlarmLimits(warn=0.2)
+    """Share of the tool calls that were refused."""
+    fork_rate: AlarmLimits = AlarmLimits(warn=0.25)
+    """Share of the token sequences that began in mid-episode."""
+    not_finite: AlarmLimits = AlarmLimits(warn=0.0, stop=0.0)
+    """Optimiser steps whose loss or gradient was no finite number; the policy is broken after one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_the_defaults(cls, values: Any) -> Any:
+        # One limit of an alarm can be given without the other.
+        if not isinstance(values, Mapping):
+            return values
+        defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
+        return {
+            name: {**defaults[name], **given} if name in defaults and isinstance(given, Mapping) else given for name, given in values.items()
+        }
+
+    @model_validator(mode="after")
+    def _warned_before_stopped(self) -> Self:
+        for name, limits in self:
+            below = name in ("entropy", "entropy_share")
+            if limits.warn is None or limits.stop is None:
+                continue
+            if limits.stop > limits.warn if below else limits.stop < limits.warn:
+                raise ValueError(f"{name}.stop ({limits.stop}) must be {'at most' if below else 'at least'} {name}.warn ({limits.warn})")
+        return self
+
+
+CHANGEABLE = ("checkpoints", "alarms")
+"""Sections that a resumed run may have other settings in: nothing that it computes depends on them."""
+
+
 class RunConfig(Section):
     """A whole training run."""
 
@@ -181,6 +285,8 @@ class RunConfig(Section):
     warm_start: WarmStartSection = WarmStartSection()
     grpo: GRPOSection = GRPOSection()
     evaluation: EvaluationSection = EvaluationSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
+    alarms: AlarmsSection = AlarmsSection()
     seed: NonNegativeInt = 0
     """Seed of the model's adapter, the scenarios' order and the sampling."""
 
@@ -194,6 +300,16 @@ class RunConfig(Section):
     def _attached_weights_stay(self) -> Self:
         if self.engine.attach is not None and self.grpo.publisher == "merged":
             raise ValueError("grpo.publisher merged writes the engine's weights, which an attached engine keeps to itself; use lora")
+        return self
+
+    @model_validator(mode="after")
+    def _method_is_published(self) -> Self:
+        if self.model.method == "full" and (self.grpo.publisher == "lora" or self.engine.attach is not None):
+            raise ValueError(
+                "model.method full has no adapter to publish, and an attached engine or grpo.publisher lora takes nothing else; use lora"
+            )
+        if self.model.method == "qlora" and self.grpo.publisher == "merged":
+            raise ValueError("model.method qlora can't be merged, as the engine's base is not of 4 bits; use grpo.publisher lora")
         return self
 
     @classmethod
@@ -225,14 +341,15 @@ class RunConfig(Section):
         write_text(path, text)
 
     def differences(self, other: RunConfig) -> list[str]:
-        """Dotted names of the settings that differ.
+        """Dotted names of the settings that differ, but for the sections that a resumed run may change (`CHANGEABLE`).
 
         >>> config = RunConfig.from_values({"env": {"id": "art_gym/Lookup-v0"}})
         >>> config.differences(config.model_copy(update={"seed": 3}))
         ['seed']
         """
         ours, theirs = flatten(self.model_dump(mode="json")), flatten(other.model_dump(mode="json"))
-        return [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        differing = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        return [key for key in differing if key.partition(".")[0] not in CHANGEABLE]
 
 
 def recipe(env_id: str) -> dict[str, Any]:

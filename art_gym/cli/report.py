@@ -100,9 +100,7 @@ def write_report(folder: Path) -> Path:
         f"{config.model.name} on {config.env.id}{_kwargs(config)}, seed {config.seed}, art_gym {__version__}.",
         "## Success on held-out scenarios",
         f"{config.evaluation.n} scenarios of the {config.evaluation.split} split, the same for every row; none of them was trained on.",
-        _markdown_table(
-            ("policy", "success", "95% interval", "of", "reward", "turns", "invalid calls", "failed"), _before_after_rows(evaluations)
-        ),
+        evaluation_table(evaluations),
         verdict(evaluations),
     ]
     if steps:
@@ -114,6 +112,7 @@ def write_report(folder: Path) -> Path:
                 [column.heading for column in COLUMNS if any(column.key in row for row in steps)],
                 [[cell(row, column) for column in COLUMNS if any(column.key in other for other in steps)] for row in steps],
             ),
+            *_alarms(steps),
             *_sampler_against_trainer(steps, config),
             *_where_the_time_went(steps, evaluations),
         ]
@@ -121,6 +120,12 @@ def write_report(folder: Path) -> Path:
     path = folder / "report.md"
     write_text(path, "\n\n".join(part for part in parts if part) + "\n")
     return path
+
+
+def evaluation_table(evaluations: Mapping[str, Evaluation]) -> str:
+    """Build the same table in Markdown."""
+    headings = ("policy", "success", "95% interval", "of", "reward", "turns", "invalid calls", "failed")
+    return _markdown_table(headings, _before_after_rows(evaluations))
 
 
 def verdict(evaluations: Mapping[str, Evaluation]) -> str:
@@ -168,6 +173,22 @@ def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 def _kwargs(config: RunConfig) -> str:
     values = ", ".join(f"{key}={value!r}" for key, value in config.env.kwargs.items())
     return f" ({values})" if values else ""
+
+
+def _alarms(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the alarms said, each once with its latest figure; empty for a run of before there were any."""
+    if not any("alarms" in row for row in steps):
+        return []
+    raised: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for row in steps:
+        for alarm in row.get("alarms") or []:
+            raised.setdefault(alarm["name"], []).append((row["step"], alarm))
+    lines = []
+    for alarms in raised.values():
+        batches = ", ".join(str(step) for step, _ in alarms)
+        stopped = f"; it stopped the run after batch {alarms[-1][0]}" if alarms[-1][1]["stops"] else ""
+        lines.append(f"- Batch{'es' if len(alarms) > 1 else ''} {batches}{stopped}. {alarms[-1][1]['message']}")
+    return ["## Alarms", "\n".join(lines) or "None."]
 
 
 def _sampler_against_trainer(steps: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:

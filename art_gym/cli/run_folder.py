@@ -83,7 +83,7 @@ def check_writable(folder: Path, option: str = "--run-dir") -> None:
 
 @contextmanager
 def claim(folder: Path, config: RunConfig, *, resume: bool, fresh: bool) -> Iterator[None]:
-    """Hold the folder for this process; outside of a resumed run, begin it with the configuration.
+    """Hold the folder for this process, with the run's configuration in it.
 
     A run that `--fresh` replaces is renamed to NAME.old-1, NAME.old-2 and so on: nothing is lost. When the request turns out to be impossible
     (`UsageError`) before the run wrote anything, all of this is undone.
@@ -105,7 +105,8 @@ def claim(folder: Path, config: RunConfig, *, resume: bool, fresh: bool) -> Iter
         # Again, since another process may have come and gone between the look and the lock.
         check(folder, config, resume=resume, fresh=False)
         try:
-            if not resume:
+            # A resumed run may have other settings where they change nothing of what it computes.
+            if not resume or saved_config(folder) != config:
                 config.save(folder / CONFIG)
             yield
         except UsageError:

@@ -30,7 +30,7 @@ from datasets import Dataset
 from art_gym_trainers.grpo import GRPOTrainer, grpo_config
 from art_gym_trainers.models import resolve
 from art_gym_trainers.policy import load_policy, load_tokenizer
-from art_gym_trainers.rows import Row, collate
+from art_gym_trainers.rows import Row
 from art_gym_trainers.sequences import TokenSequence
 from art_gym_trainers.trees import TokenTree
 
@@ -52,7 +52,8 @@ def rows_of(shared: int, own: int, turns: int = 1, seed: int = 0) -> list[Row]:
         if not shared:
             sampled[0] = False
         logprobs = [-9.0 if flag else 0.0 for flag in sampled]
-        rows.append(Row(TokenSequence(f"e{member}", ids, sampled, logprobs, [0 if flag else -1 for flag in sampled]), rng.gauss(0, 1)))
+        sequence = TokenSequence(f"e{member}", ids, sampled, logprobs, [0 if flag else -1 for flag in sampled])
+        rows.append(Row.uniform(sequence, rng.gauss(0, 1)))
     return rows
 
 
@@ -62,6 +63,36 @@ SHAPES = {
     "shared-2000": lambda: rows_of(2000, 50, turns=3),
     "none": lambda: rows_of(0, 300),
 }
+
+
+def padded(rows: list[Row], pad_token_id: int, total_sampled: int) -> dict[str, torch.Tensor]:
+    """Pad rows as TRL's own trainer does: a row's prompt on the left, the rest, its completion, on the right."""
+    prompts = [row.sequence.prompt_length for row in rows]
+    completions = [len(row.sequence) - prompt for row, prompt in zip(rows, prompts, strict=True)]
+    prompt_width, completion_width = max(prompts), max(completions)
+    size = (len(rows), prompt_width + completion_width)
+    ids = torch.full(size, pad_token_id, dtype=torch.long)
+    present = torch.zeros(size, dtype=torch.long)
+    sampled = torch.zeros(size, dtype=torch.long)
+    logprobs, advantages = torch.zeros(size, dtype=torch.float32), torch.zeros(size, dtype=torch.float32)
+    for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        span = slice(prompt_width - prompt, prompt_width - prompt + len(row.sequence))
+        ids[index, span] = torch.tensor(row.sequence.token_ids)
+        present[index, span] = 1
+        sampled[index, span] = torch.tensor(row.sequence.sampled, dtype=torch.long)
+        logprobs[index, span] = torch.tensor(row.sequence.logprobs)
+        advantages[index, span] = torch.tensor(row.advantages)
+    tensors = {
+        "prompt_ids": ids[:, :prompt_width],
+        "prompt_mask": present[:, :prompt_width],
+        "completion_ids": ids[:, prompt_width:],
+        "completion_mask": present[:, prompt_width:],
+        "tool_mask": sampled[:, prompt_width:],
+        "old_per_token_logps": logprobs[:, prompt_width:],
+        "advantages": advantages[:, prompt_width:],
+        "num_items_in_batch": torch.tensor(float(total_sampled)),
+    }
+    return tensors
 
 
 def peak_of(step: Callable[[], Any]) -> int:
@@ -107,15 +138,15 @@ def main() -> None:
     config = grpo_config(scratch)
     stock_policy, policy = (load_policy(folder, dtype=options.dtype) for _ in range(2))
     stock = trl.GRPOTrainer(stock_policy, lambda **_: [], config, train_dataset=Dataset.from_dict({"prompt": [""]}), processing_class=tokenizer)
-    ours = GRPOTrainer(policy, config, steps=[], processing_class=tokenizer)
+    ours = GRPOTrainer(policy, config, batches=[], processing_class=tokenizer)
     for trainer in (stock, ours):
         trainer.current_gradient_accumulation_steps = 1
         trainer.model.train()
     peak = matmul_peak(getattr(torch, options.dtype))
     weights = sum(p.numel() for p in policy.parameters())
     print(f"{torch.get_num_threads()} threads, {options.dtype}, matrix product {peak / 1e9:.0f} GFLOP/s")
-    print("| shape | stock tokens/s | ours tokens/s | ratio | allowed | reached | FLOP/s of peak | stock MB | ours MB |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| shape | stock tokens/s | ours tokens/s | ratio | allowed | reached | FLOP/s of peak | stock MB | ours MB | predicted MB |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name in options.shapes:
         rows = SHAPES[name]()
         sampled = sum(sum(row.sequence.sampled) for row in rows)
@@ -124,7 +155,7 @@ def main() -> None:
 
         def step_stock(rows: list[Row] = rows, sampled: int = sampled, at_once: int = at_once) -> None:
             for start in range(0, GROUP, at_once):
-                loss = stock._compute_loss(stock.model, collate(rows[start : start + at_once], tokenizer.pad_token_id, sampled))
+                loss = stock._compute_loss(stock.model, padded(rows[start : start + at_once], tokenizer.pad_token_id, sampled))
                 stock.accelerator.backward(loss)
             stock.model.zero_grad()
 
@@ -146,7 +177,8 @@ def main() -> None:
         ratio, allowed = stock_time / our_time, GROUP * max(len(row.sequence) for row in rows) / different
         print(
             f"| {name} | {tokens / stock_time:.0f} | {tokens / our_time:.0f} | {ratio:.2f} | {allowed:.2f} | {ratio / allowed:.0%} "
-            f"| {4 * weights * different / our_time / peak:.0%} | {peaks['stock'] / 1e6:.0f} | {peaks['ours'] / 1e6:.0f} |",
+            f"| {4 * weights * different / our_time / peak:.0%} | {peaks['stock'] / 1e6:.0f} | {peaks['ours'] / 1e6:.0f} "
+            f"| {ours.pass_memory.peak(min(different, ours.token_budget)) / 1e6:.0f} |",
             flush=True,
         )
 

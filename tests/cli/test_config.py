@@ -58,6 +58,7 @@ def test_scientific_notation_without_a_point_is_a_number():
     ("sections", "message"),
     [
         ({"grpo": {"group_size": 1}}, "grpo.group_size is 1; it must be greater than or equal to 2"),
+        ({"grpo": {"discount": 0.9}}, r"grpo: discount \(0\.9\) acts on the rewards of turns; set credit to turn, or leave discount at 1"),
         ({"grpo": {"steps_per_batch": 9, "groups_per_batch": 8}}, r"grpo: steps_per_batch \(9\) must be at most groups_per_batch \(8\)"),
         ({"engine": {"attach": "http://box"}, "grpo": {"publisher": "merged"}}, r"grpo\.publisher merged writes .* use lora"),
         ({"engine": {"model": "m"}}, "engine: model is the name that an attached server serves; without attach give model.name"),
@@ -68,6 +69,14 @@ def test_scientific_notation_without_a_point_is_a_number():
         ({"evaluation": {"split": "train"}}, "it must be 'validation' or 'test'"),
         ({"engine": {"port": 70000}}, "engine.port is 70000"),
         ({"rollout": {"max_tokens": 2048}, "engine": {"max_model_len": 2048}}, r"must be below engine\.max_model_len"),
+        ({"checkpoints": {"keep_last": 0}}, "checkpoints.keep_last is 0; it must be greater than 0"),
+        ({"checkpoints": {"metric": "success"}}, "checkpoints.metric is 'success'; it must be 'success_rate', "),
+        ({"alarms": {"kl_sampler": {"stop": 0.01}}}, r"alarms: kl_sampler\.stop \(0\.01\) must be at least kl_sampler\.warn \(0\.05\)"),
+        ({"alarms": {"entropy": {"stop": 0.01}}}, r"alarms: entropy\.stop \(0\.01\) must be at most entropy\.warn \(0\.005\)"),
+        ({"alarms": {"kl_sampler": {"halt": 1}}}, "unknown key 'alarms.kl_sampler.halt'; the keys of 'alarms.kl_sampler' are: warn, stop"),
+        ({"alarms": {"kl_samplr": {"warn": 1}}}, "unknown key 'alarms.kl_samplr'; did you mean 'alarms.kl_sampler'"),
+        ({"alarms": {"kl_sampler": 0.1}}, "alarms.kl_sampler is 0.1; it must be a section with keys of its own"),
+        ({"alarms": 3}, "alarms is 3; it must be a section"),
         ({"env": {}}, "missing key 'env.id'"),
         ({"seed": -1}, "seed is -1"),
     ],
@@ -86,6 +95,27 @@ def test_differences_are_named_by_their_dotted_keys():
     assert config().differences(config()) == []
     assert config(seed=1, grpo={"batches": 2}).differences(config()) == ["grpo.batches", "seed"]
     assert config(env={"id": "art_gym/Lookup-v0", "kwargs": {"size": 4}}).differences(config()) == ["env.kwargs.size"]
+
+
+def test_one_limit_of_an_alarm_can_be_given_without_the_other():
+    alarms = config(alarms={"kl_sampler": {"stop": 0.5}, "fork_rate": {"warn": None}}).alarms
+    assert (alarms.kl_sampler.warn, alarms.kl_sampler.stop) == (0.05, 0.5)
+    assert (alarms.fork_rate.warn, alarms.fork_rate.stop) == (None, None)
+    assert (alarms.entropy.warn, alarms.entropy.stop) == (0.005, None)
+
+
+def test_the_alarms_that_a_low_figure_raises_are_checked_as_such():
+    from art_gym_trainers.alarms import ALARMS, BELOW
+
+    for name in ALARMS:
+        limits = {"warn": 0.5, "stop": 0.1} if name in BELOW else {"warn": 0.1, "stop": 0.5}
+        config(alarms={name: limits})
+        with pytest.raises(UsageError, match="must be at"):
+            config(alarms={name: {"warn": limits["stop"], "stop": limits["warn"]}})
+
+
+def test_what_changes_nothing_of_the_run_is_no_difference():
+    assert config(alarms={"kl_sampler": {"stop": 1}}, checkpoints={"keep_last": 9}).differences(config()) == []
 
 
 def test_every_bundled_recipe_is_valid_and_found_by_its_environment():

@@ -78,6 +78,23 @@ def test_the_report_tells_how_the_logprob_difference_grew(folder):
     assert "0.0031 at step 1, 0.0094 at step 3, largest 0.0125 at step 2" in text
 
 
+def test_the_report_tells_of_alarms(folder):
+    assert "## Alarms" not in write_report(folder).read_text()
+    rows = [json.loads(line) | {"alarms": []} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    def told() -> str:
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return write_report(folder).read_text().partition("## Alarms\n\n")[2].partition("\n\n")[0]
+
+    assert told() == "None."
+    rows[0]["alarms"] = [{"name": "kl_sampler", "stops": False, "message": "kl_sampler: 0.1"}]
+    rows[2]["alarms"] = [
+        {"name": "kl_sampler", "stops": False, "message": "kl_sampler: 0.2"},
+        {"name": "entropy", "stops": True, "message": "entropy: low"},
+    ]
+    assert told() == "- Batches 1, 3. kl_sampler: 0.2\n- Batch 3; it stopped the run after batch 3. entropy: low"
+
+
 def test_the_report_adds_up_the_seconds(folder):
     text = write_report(folder).read_text()
     # 15 + 16 + 17 = 48 s; 40 + 50 + 60 = 150 s; three evaluations of 30 s.

@@ -60,6 +60,12 @@ def test_resuming_with_other_settings_names_them(run, config):
         check(run, other, resume=True, fresh=False)
 
 
+def test_a_resumed_run_may_change_what_it_keeps_and_warns_of(run, config):
+    other = RunConfig.from_values({"env": {"id": "art_gym/Lookup-v0"}, "checkpoints": {"keep_last": 9}, "alarms": {"entropy": {"warn": None}}})
+    with claim(run, other, resume=True, fresh=False):
+        assert saved_config(run) == other
+
+
 def test_resuming_nothing_is_refused(tmp_path, config):
     with pytest.raises(UsageError, match="no run to resume"):
         check(tmp_path / "nowhere", config, resume=True, fresh=False)

@@ -171,7 +171,11 @@ def test_the_loss_of_a_real_batch_equals_an_independent_computation(finished_run
     rounding = 1e-6 * torch.stack(terms).abs().mean().item()
 
     trainer = GRPOTrainer(
-        load_policy(tiny_model, dtype="float32"), grpo_config(tmp_path), steps=[], processing_class=load_tokenizer(tiny_model), token_budget=300
+        load_policy(tiny_model, dtype="float32"),
+        grpo_config(tmp_path),
+        batches=[],
+        processing_class=load_tokenizer(tiny_model),
+        token_budget=300,
     )
     trainer.current_gradient_accumulation_steps = 1
     assert trainer.training_step(trainer.model, {"rows": rows}).item() == pytest.approx(expected, rel=1e-5, abs=rounding)

@@ -1,8 +1,10 @@
-"""The loss that TRL computes on our rows, against a few lines of torch of our own; and that cutting a step differently changes nothing."""
+"""Losses and gradients of optimiser steps against a few lines of torch of our own; and that cutting a step differently changes nothing."""
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from art_gym_trainers.grpo import LOSS_TYPES, GRPOTrainer, grpo_config  # noqa: E402
+from art_gym.errors import UsageError  # noqa: E402
+from art_gym_trainers.grpo import GRPOTrainer, grpo_config  # noqa: E402
+from art_gym_trainers.losses import LOSS_TYPES  # noqa: E402
 from art_gym_trainers.policy import load_policy, load_tokenizer, token_logprobs  # noqa: E402
 from art_gym_trainers.rows import Row  # noqa: E402
 from art_gym_trainers.sequences import TokenSequence  # noqa: E402
@@ -20,104 +24,270 @@ pytestmark = pytest.mark.train
 TEMPERATURE = 0.7
 
 
-def random_rows(count: int = 6, seed: int = 0, shared: int = 0) -> list[Row]:
-    """Rows of unequal shape, as multi-turn episodes leave them: `shared` equal tokens, prompt, reply, tool result, reply."""
+def random_rows(count: int = 6, seed: int = 0, shared: int = 0, forked: bool = False) -> list[Row]:
+    """Rows of unequal shape, as multi-turn episodes leave them: `shared` equal tokens, prompt, reply, tool result, reply.
+
+    With `forked`, every other episode is of two sequences.
+    """
     rng = random.Random(seed)
     prefix = [rng.randrange(20, 1000) for _ in range(shared)]
     rows = []
     for index in range(count):
-        token_ids, sampled = list(prefix), [False] * shared
-        for length, flag in (
-            (0 if shared else rng.randint(3, 12), False),
-            (rng.randint(1, 6), True),
-            (rng.randint(1, 8), False),
-            (rng.randint(1, 6), True),
-        ):
-            token_ids += [rng.randrange(20, 1000) for _ in range(length)]
-            sampled += [flag] * length
-        logprobs = [-6.5 + rng.random() if flag else 0.0 for flag in sampled]
-        turns = [0 if flag else -1 for flag in sampled]
-        rows.append(Row(TokenSequence(f"e{index}", token_ids, sampled, logprobs, turns), rng.gauss(0, 1)))
+        for part in range(2 if forked and index % 2 else 1):
+            token_ids, sampled, turns = list(prefix), [False] * shared, [-1] * shared
+            for length, turn in (
+                (0 if shared else rng.randint(3, 12), -1),
+                (rng.randint(1, 6), 2 * part),
+                (rng.randint(1, 8), -1),
+                (rng.randint(1, 6), 2 * part + 1),
+            ):
+                token_ids += [rng.randrange(20, 1000) for _ in range(length)]
+                sampled += [turn >= 0] * length
+                turns += [turn] * length
+            logprobs = [-6.5 + rng.random() if flag else 0.0 for flag in sampled]
+            sequence = TokenSequence(f"e{index}", token_ids, sampled, logprobs, turns)
+            rows.append(Row.by_turn(sequence, [rng.gauss(0, 1) for _ in range(2 * part + 2)]))
     return rows
 
 
 @pytest.fixture
 def policy(tiny_model: Path) -> Any:
-    return load_policy(tiny_model, dtype="float32", lora_rank=4, lora_alpha=8)
+    """A policy whose adapter does something: a fresh one adds nothing, and half of its gradients are zero."""
+    policy = load_policy(tiny_model, dtype="float32", lora_rank=4, lora_alpha=8)
+    torch.manual_seed(0)
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.05)
+    return policy
 
 
 def trainer_of(policy: Any, tiny_model: Path, tmp_path: Path, *, token_budget: int = 4096, **options: Any) -> GRPOTrainer:
     config = grpo_config(tmp_path, temperature=TEMPERATURE, **options)
-    trainer = GRPOTrainer(policy, config, steps=[], processing_class=load_tokenizer(tiny_model), token_budget=token_budget)
+    trainer = GRPOTrainer(policy, config, batches=[], processing_class=load_tokenizer(tiny_model), token_budget=token_budget)
     trainer.current_gradient_accumulation_steps = 1
     return trainer
 
 
-def independent_loss(model: Any, rows: list[Row], loss_type: str, clip_low: float = 0.2, clip_high: float = 0.28) -> Any:
-    """PPO's clipped surrogate on the recorded tokens, one row at a time, without padding, masks or TRL."""
-    per_row: list[Any] = []
-    for row in rows:
-        ids = torch.tensor([row.sequence.token_ids])
-        logprobs = torch.log_softmax(model(input_ids=ids).logits[0] / TEMPERATURE, -1)
-        terms = []
-        for position, sampled in enumerate(row.sequence.sampled):
-            if not sampled:
-                continue
-            new = logprobs[position - 1, row.sequence.token_ids[position]]
-            ratio = torch.exp(new - row.sequence.logprobs[position])
-            terms.append(-torch.min(ratio * row.advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * row.advantage))
-        per_row.append(torch.stack(terms))
-    tokens = torch.cat(per_row)
-    if loss_type == "grpo":
-        return torch.stack([row.mean() for row in per_row]).mean()
+def scores(model: Any, row: Row) -> tuple[Any, Any]:
+    """Log-probabilities and entropies of a row's sampled tokens, by the plain model."""
+    logits = model(input_ids=torch.tensor([row.sequence.token_ids])).logits[0] / TEMPERATURE
+    distribution = torch.log_softmax(logits, -1)
+    places = [place for place, sampled in enumerate(row.sequence.sampled) if sampled]
+    logprobs = torch.stack([distribution[place - 1, row.sequence.token_ids[place]] for place in places])
+    entropies = torch.stack([-(distribution[place - 1].exp() * distribution[place - 1]).sum() for place in places])
+    return logprobs, entropies
+
+
+class Episode:
+    """An episode's sampled tokens: all that a loss may see of it."""
+
+    def __init__(self, model: Any, rows: list[Row], old: list[Any] | None) -> None:
+        scored = [scores(model, row) for row in rows]
+        self.new = torch.cat([logprobs for logprobs, _ in scored])
+        self.entropies = torch.cat([entropies for _, entropies in scored])
+        self.sampled, self.advantages = (
+            torch.tensor([value for row in rows for value, flag in zip(values(row), row.sequence.sampled, strict=True) if flag])
+            for values in (lambda row: row.sequence.logprobs, lambda row: row.advantages)
+        )
+        self.old = self.sampled if old is None else torch.cat(old)
+        with model.disable_adapter(), torch.no_grad():
+            self.reference = torch.cat([scores(model, row)[0] for row in rows])
+
+
+def policy_terms(episode: Episode, loss_type: str, level: str, low: float, high: float) -> Any:
+    log_ratio = episode.new - episode.old
+    ratio = log_ratio.exp() if level == "token" else log_ratio.mean().exp().expand(len(log_ratio))
+    advantages = episode.advantages
+    if loss_type == "cispo":
+        return -ratio.clamp(max=high).detach() * advantages * episode.new
+    if loss_type == "sapo":
+        sharpness = torch.where(advantages > 0, 1.0, 1.05)
+        return -torch.sigmoid(sharpness * (ratio - 1)) * 4 / sharpness * advantages
+    if loss_type == "vespo":
+        log_w = log_ratio.detach().sum().clamp(math.log(1e-8), 20)
+        k, rate = torch.where(advantages >= 0, 2.0, 3.0), torch.where(advantages >= 0, 3.0, 2.0)
+        return -torch.exp(rate + k * log_w - rate * log_w.exp()) * advantages * episode.new
+    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+def average(terms: list[Any], loss_type: str) -> Any:
+    if loss_type in ("grpo", "sapo"):
+        return torch.stack([values.mean() for values in terms]).mean()
+    if loss_type == "luspo":
+        return torch.stack([values.sum() for values in terms]).mean()
     if loss_type == "dr_grpo":
         # TRL divides by its max_completion_length, 512 unless set.
-        return tokens.sum() / (len(rows) * 512)
-    return tokens.mean()
+        return torch.cat(terms).sum() / (len(terms) * 512)
+    return torch.cat(terms).mean()
+
+
+def independent_loss(
+    model: Any,
+    rows: list[Row],
+    loss_type: str = "dapo",
+    *,
+    level: str = "token",
+    kl_coef: float = 0.0,
+    correction: Callable[[Any], Any] | None = None,
+    old: list[Any] | None = None,
+    off_policy: float | None = None,
+    entropy_coef: float = 0.0,
+    keep_uncertain: float = 1.0,
+    low: float = 0.2,
+    high: float = 0.28,
+) -> Any:
+    """The loss from the recorded tokens, one row at a time, without padding, trees, micro-batches or TRL."""
+    numbers: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        numbers.setdefault(row.sequence.episode_id, []).append(index)
+    episodes = [Episode(model, [rows[i] for i in own], None if old is None else [old[i] for i in own]) for own in numbers.values()]
+    entropies = torch.cat([episode.entropies for episode in episodes])
+    floor = torch.quantile(entropies.detach(), 1 - keep_uncertain) if keep_uncertain < 1 else -math.inf
+    terms = []
+    for episode in episodes:
+        values = policy_terms(episode, loss_type, level, low, high)
+        if off_policy is not None:
+            far = (episode.sampled - episode.new.detach()).mean() > off_policy
+            values = values * ~((episode.advantages < 0) & far)
+        values = values * (episode.entropies.detach() >= floor)
+        if correction is not None:
+            values = values * correction(episode.old - episode.sampled)
+        if kl_coef:
+            gap = episode.reference - episode.new
+            # TRL weights the KL by the probability ratio (arXiv 2512.02556).
+            values = values + kl_coef * (gap.exp() - gap - 1) * (episode.new - episode.old).exp()
+        terms.append(values)
+    return average(terms, loss_type) - entropy_coef * entropies[entropies >= floor].mean()
+
+
+def gradients_of(policy: Any) -> Any:
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.requires_grad])
+
+
+def compare(trainer: GRPOTrainer, policy: Any, rows: list[Row], expected_loss: Any, terms: float = 0.0) -> None:
+    """Take a step; `terms` is the size of what cancels out in the loss, whose rounding stays."""
+    policy.zero_grad()
+    expected_loss.backward()
+    expected = gradients_of(policy)
+    policy.zero_grad()
+    loss = trainer.training_step(policy, {"rows": rows})
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-5, abs=1e-7 + 1e-5 * terms)
+    assert torch.linalg.norm(gradients_of(policy) - expected) <= 1e-5 * torch.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("token_budget", [10_000, 150, 1])
-@pytest.mark.parametrize("shared", [0, 40], ids=["nothing shared", "prompt shared"])
+@pytest.mark.parametrize(("shared", "forked"), [(0, False), (40, False), (40, True)], ids=["nothing shared", "prompt shared", "forks"])
 def test_loss_and_gradients_equal_an_independent_computation_however_the_step_is_cut(
-    policy: Any, tiny_model: Path, tmp_path: Path, loss_type: str, token_budget: int, shared: int
+    policy: Any, tiny_model: Path, tmp_path: Path, loss_type: Any, token_budget: int, shared: int, forked: bool
 ) -> None:
-    rows = random_rows(shared=shared)
-    # A fresh adapter adds nothing, and half of its gradients are zero.
-    for parameter in policy.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.05)
-    expected_loss = independent_loss(policy, rows, loss_type)
-    expected_loss.backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.requires_grad])
-    policy.zero_grad()
-
+    rows = random_rows(shared=shared, forked=forked)
     trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=token_budget, loss_type=loss_type)
-    loss = trainer.training_step(policy, {"rows": rows})
-    gradients = torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.requires_grad])
+    compare(trainer, policy, rows, independent_loss(policy, rows, loss_type))
 
-    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-5)
-    assert torch.linalg.norm(gradients - expected) <= 1e-5 * torch.linalg.norm(expected)
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
+@pytest.mark.parametrize("token_budget", [10_000, 1])
+def test_ratios_of_whole_episodes_are_taken_over_all_their_sequences(
+    policy: Any, tiny_model: Path, tmp_path: Path, loss_type: Any, token_budget: int
+) -> None:
+    rows = random_rows(shared=20, forked=True)
+    trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=token_budget, loss_type=loss_type, importance_sampling_level="sequence")
+    compare(trainer, policy, rows, independent_loss(policy, rows, loss_type, level="sequence"))
+
+
+@pytest.mark.parametrize("token_budget", [10_000, 1])
+def test_the_kl_is_taken_to_the_model_without_its_adapter(policy: Any, tiny_model: Path, tmp_path: Path, token_budget: int) -> None:
+    rows = random_rows(forked=True)
+    trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=token_budget, kl_coef=0.3)
+    compare(trainer, policy, rows, independent_loss(policy, rows, kl_coef=0.3))
+    kl = trainer.take_statistics().to_dict()["kl_reference"]
+    gaps = torch.cat([Episode(policy, [row], None).reference - scores(policy, row)[0] for row in rows])
+    assert kl == pytest.approx((gaps.exp() - gaps - 1).mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("token_budget", [10_000, 1])
+@pytest.mark.parametrize(
+    ("importance_correction", "correction"),
+    [
+        ("token_truncate", lambda gap: gap.exp().clamp(max=1.1)),
+        ("token_mask", lambda gap: gap.exp() * (gap.exp() <= 1.1)),
+        ("sequence_truncate", lambda gap: gap.sum().exp().clamp(max=1.1)),
+        ("sequence_mask", lambda gap: gap.sum().exp() * (gap.sum().exp() <= 1.1)),
+    ],
+)
+def test_the_samplers_difference_is_corrected_from_the_policy_at_the_batchs_start(
+    policy: Any, tiny_model: Path, tmp_path: Path, token_budget: int, importance_correction: Any, correction: Any
+) -> None:
+    rows = random_rows(forked=True)
+    trainer = trainer_of(
+        policy, tiny_model, tmp_path, token_budget=token_budget, importance_correction=importance_correction, importance_max=1.1
+    )
+    with torch.no_grad():
+        old = [scores(policy, row)[0] for row in rows]
+        for row, values in zip(rows, old, strict=True):  # near the trainer's, as a sampler's are
+            flags = torch.tensor(row.sequence.sampled)
+            near = torch.zeros(len(row.sequence)).masked_scatter(flags, values + 0.2 * torch.randn(len(values)))
+            row.sequence.logprobs[:] = near.tolist()
+        scored = trainer.score(rows)
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.01 * torch.randn_like(parameter))
+    compare(trainer, policy, scored, independent_loss(policy, rows, correction=correction, old=old))
+
+
+@pytest.mark.parametrize("token_budget", [10_000, 1])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_entropy_is_a_mean_over_the_steps_tokens(policy: Any, tiny_model: Path, tmp_path: Path, token_budget: int, loss_type: Any) -> None:
+    rows = random_rows(forked=True)
+    with torch.no_grad():  # a random model's distributions are all but uniform, so that rounding decides which are the most uncertain
+        policy.get_base_model().model.norm.weight.mul_(10)
+    options = {"entropy_coef": 0.05, "top_entropy_quantile": 0.4}
+    trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=token_budget, loss_type=loss_type, **options)
+    compare(trainer, policy, rows, independent_loss(policy, rows, loss_type, entropy_coef=0.05, keep_uncertain=0.4), terms=0.5)
+
+
+@pytest.mark.parametrize("token_budget", [10_000, 1])
+def test_episodes_far_off_the_policy_are_left_out_whole(policy: Any, tiny_model: Path, tmp_path: Path, token_budget: int) -> None:
+    rows = random_rows(forked=True)
+    with torch.no_grad():
+        gaps = [float((Episode(policy, [row], None).sampled - scores(policy, row)[0]).mean()) for row in rows]
+    threshold = sorted(gaps)[len(gaps) // 2]
+    trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=token_budget, off_policy_mask_threshold=threshold)
+    compare(trainer, policy, rows, independent_loss(policy, rows, off_policy=threshold))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"loss_type": "ppo"}, "unknown loss_type 'ppo'; it is one of: dapo, "),
+        ({"importance_correction": "some"}, "unknown importance_correction 'some'; it is one of: none, token_truncate"),
+        ({"lerning_rate": 1}, "trl.GRPOConfig has no field 'lerning_rate'"),
+        ({"gradient_accumulation_steps": 4}, "is decided by the episodes"),
+        ({"num_iterations": 2}, "give more optimiser steps a batch instead"),
+        ({"use_liger_kernel": True}, "replaces the model's forward pass"),
+        ({"top_p": 0.9}, "would make the trainer's distribution another than the sampler's"),
+        ({"use_adaptive_entropy": True}, "gives each micro-batch"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_that_would_distort_are_refused_with_a_reason(tmp_path: Path, options: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        grpo_config(tmp_path, **options)
 
 
 def test_the_figures_are_means_by_token(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
     rows = random_rows()
     with torch.no_grad():
-        entropies, differences, kl = [], [], []
-        for row in rows:
-            logprobs = torch.log_softmax(policy(input_ids=torch.tensor([row.sequence.token_ids])).logits[0] / TEMPERATURE, -1)
-            for position, sampled in enumerate(row.sequence.sampled):
-                if sampled:
-                    entropies.append(-(logprobs[position - 1].exp() * logprobs[position - 1]).sum().item())
-                    log_ratio = logprobs[position - 1, row.sequence.token_ids[position]].item() - row.sequence.logprobs[position]
-                    differences.append(abs(log_ratio))
-                    kl.append(torch.tensor(log_ratio).exp().item() - 1 - log_ratio)
+        scored = [scores(policy, row) for row in rows]
+    gaps = torch.cat([logprobs for logprobs, _ in scored]) - torch.cat([Episode(policy, [row], None).sampled for row in rows])
     trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=64)
     trainer.training_step(policy, {"rows": rows})
     figures = trainer.take_statistics().to_dict()
-    assert figures["entropy"] == pytest.approx(sum(entropies) / len(entropies), rel=1e-4)
-    assert figures["logprob_difference"] == pytest.approx(sum(differences) / len(differences), rel=1e-4)
-    assert figures["kl_sampler"] == pytest.approx(sum(kl) / len(kl), rel=1e-4)
+    assert figures["entropy"] == pytest.approx(torch.cat([entropies for _, entropies in scored]).mean().item(), rel=1e-4)
+    assert figures["logprob_difference"] == pytest.approx(gaps.abs().mean().item(), rel=1e-4)
+    assert figures["kl_sampler"] == pytest.approx((gaps.exp() - 1 - gaps).mean().item(), rel=1e-4)
+    assert figures["kl_reference"] is None
 
 
 def test_without_a_step_there_are_no_figures_rather_than_zeros(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
@@ -126,39 +296,18 @@ def test_without_a_step_there_are_no_figures_rather_than_zeros(policy: Any, tiny
     assert set(figures.values()) == {None}
 
 
-def test_training_ends_with_the_rows_and_asks_for_each_step_only_after_the_one_before(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_training_ends_with_the_batches_and_asks_for_each_only_after_the_one_before(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
     seen: list[list[float]] = []
     probe = list(range(20, 40))
 
-    def steps() -> Any:
+    def batches() -> Any:
         for seed in range(3):
             seen.append(token_logprobs(policy, probe))
-            yield random_rows(seed=seed)
+            yield [random_rows(seed=seed), random_rows(seed=seed + 10)]
 
     trainer = trainer_of(policy, tiny_model, tmp_path, learning_rate=1e-2)
-    trainer.steps = steps()
+    trainer.batches = batches()
     trainer.train()
-    assert trainer.state.global_step == 3
+    assert trainer.state.global_step == 6
     # The policy had changed each time that the next rows were asked for.
     assert seen[0] != seen[1] != seen[2]
-
-
-def test_a_saved_step_restores_adapter_and_optimiser(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
-    def run(model: Any, steps: list[list[Row]], resume: Path | None, save: Path | None) -> list[float]:
-        def feed() -> Any:
-            yield from steps
-            if save:
-                trainer.save(save)
-
-        trainer = trainer_of(model, tiny_model, tmp_path, learning_rate=1e-2)
-        trainer.steps = feed()
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-        return token_logprobs(model, list(range(20, 40)))
-
-    first, second = [random_rows(seed=1)], [random_rows(seed=2)]
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    run(policy, first, None, saved)
-    resumed = run(load_policy(tiny_model, dtype="float32", lora_rank=4, lora_alpha=8), second, saved, None)
-    whole = run(load_policy(tiny_model, dtype="float32", lora_rank=4, lora_alpha=8), first + second, None, None)
-    assert resumed == pytest.approx(whole, abs=1e-6)

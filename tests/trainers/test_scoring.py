@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import (  # noqa: E402
     BloomConfig,
     BloomForCausalLM,
@@ -166,6 +167,18 @@ def test_where_attention_allows_no_tree_rows_are_padded_and_that_is_told(name: s
     expected, entropies = one_by_one(plain, sequences, scored, 0.7)
     actual = model(batch=PaddedBatch.build(sequences, scored), temperature=0.7)
     torch.testing.assert_close(actual, (expected, entropies), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_an_adapted_model_takes_batches_too(name: str) -> None:
+    plain, model = small(name), small(name)
+    adapted = get_peft_model(model, LoraConfig(target_modules="all-linear"))
+    kind = add_scoring(adapted.get_base_model())
+    sequences, scored = [[1, 2, 3, 4], [1, 2, 6]], [[False, False, True, True], [False, True, True]]
+    # A fresh adapter adds nothing.
+    expected = one_by_one(plain, sequences, scored, 1.0)
+    for batch in {kind, PaddedBatch}:
+        torch.testing.assert_close(adapted(batch=batch.build(sequences, scored)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen head", "trained head"])

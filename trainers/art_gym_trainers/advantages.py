@@ -1,4 +1,4 @@
-"""Group-relative advantages: how much better an episode was than the others of its scenario."""
+"""Group-relative advantages: how much better an episode, or a turn, was than the others of its scenario."""
 
 from __future__ import annotations
 
@@ -8,40 +8,136 @@ from typing import Literal
 
 from art_gym.episodes import EpisodeGroup
 
-AdvantageScale = Literal["group_std", "none"]
+AdvantageScheme = Literal["group_std", "group_mean", "batch_std", "leave_one_out"]
+"""What is taken off a return, and what the rest is divided by; the formulas are at `group_advantages`."""
+
+Credit = Literal["episode", "turn"]
+"""Whether all tokens of an episode have its advantage, or those of each turn their own."""
+
+EPSILON = 1e-4
+"""Added to a standard deviation before it divides; TRL's value."""
+
+_EQUAL = 1e-9
+"""Returns that are no further apart (in proportion to the largest, if that is over 1) differ by rounding only."""
 
 
-def group_advantages(rewards: Sequence[float], scale: AdvantageScale = "group_std", epsilon: float = 1e-4) -> list[float]:
-    """Each reward minus the group's mean, by default divided by its standard deviation.
+def group_advantages(returns: Sequence[float], scheme: AdvantageScheme = "group_std", *, batch: Sequence[float] | None = None) -> list[float]:
+    """Compare the returns R_i of n episodes of one scenario with one another.
 
-    A_i = (R_i - mean(R)) / (std(R) + epsilon), with the sample standard deviation (n - 1): GRPO, arXiv 2402.03300, eq. 3, and TRL's epsilon.
-    With `scale="none"` only the mean is taken off: Dr. GRPO, arXiv 2503.20783.
+    - `group_std`: (R_i - mean(R)) / (std(R) + 1e-4). GRPO, arXiv 2402.03300, section 4.1.2.
+    - `group_mean`: R_i - mean(R). Dr. GRPO, arXiv 2503.20783: a division by the group's deviation weights easy and hard scenarios more.
+    - `batch_std`: (R_i - mean(R)) / (std(batch) + 1e-4), with the deviation of all returns of the batch: arXiv 2508.08221; TRL's
+      `scale_rewards="batch"`. (REINFORCE++, arXiv 2501.03262, divides by the deviation of the advantages instead.)
+    - `leave_one_out`: R_i minus the mean of the other n - 1, which is n / (n - 1) times `group_mean`. RLOO, arXiv 2402.14740; the baseline
+      doesn't depend on the episode itself, so that the gradient is unbiased.
 
-    A group of one, or of equal rewards, tells nothing: all advantages are 0.
+    Deviations are those of samples (n - 1). A group of one, or of equal returns, tells nothing: all advantages are 0.
 
-    >>> group_advantages([1.0, 0.0], scale="none")
+    >>> group_advantages([1.0, 0.0], "group_mean")
     [0.5, -0.5]
+    >>> group_advantages([1.0, 0.0], "leave_one_out")
+    [1.0, -1.0]
     >>> group_advantages([0.3, 0.3, 0.3])
     [0.0, 0.0, 0.0]
 
+    Args:
+        returns: Of the group's finished episodes.
+        scheme: How they are compared.
+        batch: For `batch_std`, the returns of all groups of the batch, this one's among them; by default this one's alone.
+
     Raises:
-        ValueError: A reward is NaN or infinite.
+        ValueError: A return is NaN or infinite.
     """
-    for reward in rewards:
-        if not math.isfinite(reward):
-            raise ValueError(f"a reward is {reward}; rewards must be finite")
-    if len(rewards) < 2 or max(rewards) - min(rewards) < 1e-9:
-        return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
-    centred = [reward - mean for reward in rewards]
-    if scale == "none":
-        return centred
-    std = math.sqrt(math.fsum(value * value for value in centred) / (len(rewards) - 1))
-    return [value / (std + epsilon) for value in centred]
+    _check_finite(returns)
+    count = len(returns)
+    if not _differ(returns):
+        return [0.0] * count
+    mean = math.fsum(returns) / count
+    centred = [value - mean for value in returns]
+    match scheme:
+        case "group_mean":
+            return centred
+        case "leave_one_out":
+            return [value * count / (count - 1) for value in centred]
+        case "group_std":
+            scale = _deviation(returns) + EPSILON
+        case "batch_std":
+            scale = _deviation(returns if batch is None else batch) + EPSILON
+    return [value / scale for value in centred]
 
 
-def episode_advantages(group: EpisodeGroup, scale: AdvantageScale = "group_std") -> dict[str, float]:
-    """The advantage of each finished episode of a group, by episode id. Failed episodes neither get one nor count in the baseline."""
-    finished = group.finished
-    advantages = group_advantages([episode.reward for episode in finished], scale)
-    return {episode.id: advantage for episode, advantage in zip(finished, advantages, strict=True)}
+def returns_to_go(rewards: Sequence[float], discount: float = 1.0) -> list[float]:
+    """What is still earned from each turn on: G_t = r_t + discount * G_(t+1).
+
+    >>> returns_to_go([0.0, 1.0, 2.0], discount=0.5)
+    [1.0, 2.0, 2.0]
+    """
+    returns: list[float] = []
+    later = 0.0
+    for reward in reversed(rewards):
+        later = reward + discount * later
+        returns.append(later)
+    return returns[::-1]
+
+
+def batch_advantages(
+    groups: Sequence[EpisodeGroup], scheme: AdvantageScheme = "group_std", *, credit: Credit = "episode", discount: float = 1.0
+) -> list[dict[str, list[float]]]:
+    """The advantages of a batch: for each group, by episode id, one for each turn.
+
+    With credit by episode all turns have the advantage of the episode's return, the plain sum of its rewards. With credit by turn, turn t of
+    episode i has the advantage of its return-to-go G_(i,t) among those of the group's episodes that came to a turn t. This is the step-level
+    advantage of GiGPO (arXiv 2505.10978) with the turn's number for the anchor state, and without the episode's advantage added to it:
+    at the first turn a group's episodes are in the same state, later the number stands for how far they came. A turn that only one episode came
+    to has nothing to be compared with, and advantage 0.
+
+    Failed episodes neither get an advantage nor count in a mean or deviation.
+
+    Args:
+        groups: Of the whole batch; for `batch_std` all its finished episodes count, also those of groups that tell nothing.
+        scheme: How returns are compared; with credit by turn n is the number of episodes that came to the turn.
+        credit: By episode or by turn.
+        discount: Of later rewards, a turn; with credit by turn only.
+    """
+    cohorts = [_cohorts(group, credit, discount) for group in groups]
+    batch = [value for group in cohorts for cohort in group for value in cohort]
+    return [
+        _by_episode(group, [group_advantages(cohort, scheme, batch=batch) for cohort in compared], credit)
+        for group, compared in zip(groups, cohorts, strict=True)
+    ]
+
+
+def tells_something(group: EpisodeGroup, *, credit: Credit = "episode", discount: float = 1.0) -> bool:
+    """Whether any of a group's advantages isn't 0: at least two of its episodes finished, and not all alike."""
+    return any(_differ(cohort) for cohort in _cohorts(group, credit, discount))
+
+
+def _cohorts(group: EpisodeGroup, credit: Credit, discount: float) -> list[list[float]]:
+    """The values that are compared with one another: returns, or the returns-to-go at each turn; of finished episodes, in order."""
+    if credit == "episode":
+        return [[episode.reward for episode in group.finished]]
+    returns = [returns_to_go([turn.reward for turn in episode.turns], discount) for episode in group.finished]
+    return [[values[turn] for values in returns if turn < len(values)] for turn in range(max(map(len, returns), default=0))]
+
+
+def _by_episode(group: EpisodeGroup, compared: list[list[float]], credit: Credit) -> dict[str, list[float]]:
+    """Deal the advantages of each cohort out again, to the episodes that they came from."""
+    if credit == "episode":
+        return {episode.id: [value] * len(episode.turns) for episode, value in zip(group.finished, compared[0], strict=True)}
+    cohorts = [iter(cohort) for cohort in compared]
+    return {episode.id: [next(cohorts[turn]) for turn in range(len(episode.turns))] for episode in group.finished}
+
+
+def _differ(values: Sequence[float]) -> bool:
+    return len(values) > 1 and max(values) - min(values) >= _EQUAL * max(1.0, *map(abs, values))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _check_finite(values: Sequence[float]) -> None:
+    for value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"a return is {value}; rewards must be finite")

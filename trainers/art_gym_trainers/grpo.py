@@ -1,36 +1,35 @@
 """GRPO: TRL's trainer, fed with recorded episodes instead of prompts.
 
 TRL keeps the loss, the optimiser, callbacks, trackers and accelerate. Ours: where rows come from (recorded tokens, never rendered again),
-micro-batches by token budget, log-probabilities at sampled tokens only, and figures weighted by token.
+micro-batches by token budget, log-probabilities of sampled tokens only, with shared tokens computed once, and figures weighted by token.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import trl
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import PeftModel
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import PreTrainedTokenizerBase, PrinterCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
 from art_gym.errors import UsageError
 from art_gym_trainers.lora import fuse_lora
-from art_gym_trainers.rows import Row, collate, micro_batches
-from art_gym_trainers.scoring import TreeBatch, add_scoring
-
-# Losses that average over rows or tokens of a micro-batch, and so need its share of the optimiser step as a weight.
-_ROW_MEAN_LOSSES = ("grpo", "dr_grpo")
-_TOKEN_MEAN_LOSSES = ("bnpo",)
-_STEP_TOTAL_LOSSES = ("dapo",)
-LOSS_TYPES = (*_STEP_TOTAL_LOSSES, *_ROW_MEAN_LOSSES, *_TOKEN_MEAN_LOSSES)
+from art_gym_trainers.losses import LOSS_TYPES, ImportanceCorrection, LossType, StepSize, importance_ratio, share
+from art_gym_trainers.memory import choose_budget, free_bytes, measure
+from art_gym_trainers.micro_batches import collate, episodes_of, micro_batches, sampled_tokens
+from art_gym_trainers.policy import base_model
+from art_gym_trainers.rows import Row
+from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
+from art_gym_trainers.statistics import BatchStatistics
 
 
 def grpo_config(
@@ -42,7 +41,10 @@ def grpo_config(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     max_grad_norm: float = 1.0,
-    loss_type: str = "dapo",
+    loss_type: LossType = "dapo",
+    kl_coef: float = 0.0,
+    importance_correction: ImportanceCorrection = "none",
+    importance_max: float = 3.0,
     seed: int = 0,
     **overrides: Any,
 ) -> trl.GRPOConfig:
@@ -51,11 +53,36 @@ def grpo_config(
     The defaults are those of a run that learned on a 135M model: Adam with beta 0.9 and 0.99 and no decay, a constant rate, and the clip range
     0.2/0.28 of DAPO (arXiv 2503.14476). `top_p` and `top_k` are off, since the recorded log-probabilities are of the whole distribution.
 
+    Args:
+        output_dir: Where TRL may write.
+        learning_rate: Constant, unless `lr_scheduler_type` says otherwise.
+        max_steps: Most optimiser steps.
+        temperature: What the tokens were sampled at.
+        clip_low: How far below 1 the probability ratio may go before its gradient is cut.
+        clip_high: How far above 1; for `cispo` the ratio's largest value.
+        max_grad_norm: Gradients are scaled down to this norm.
+        loss_type: See `art_gym_trainers.losses.LossType`. With `importance_sampling_level="sequence"` it is GSPO's (arXiv 2507.18071).
+        kl_coef: Weight of the KL divergence from the reference, which is the model without its adapter; TRL's `beta`.
+        importance_correction: Whether the ratio is taken to the trainer's own probabilities at the batch's start, at the cost of another
+            forward pass, and the sampler's difference from these corrected apart; "none" takes the ratio to the sampler's, which corrects both
+            at once.
+        importance_max: Where that correction is cut.
+        seed: Of what TRL draws.
+        **overrides: TRL's own names, such as `delta`, `off_policy_mask_threshold`, `top_entropy_quantile`, `entropy_coef`, `fsdp`, `deepspeed`.
+
     Raises:
-        UsageError: The loss type isn't one of `LOSS_TYPES`.
+        UsageError: A setting is unknown, or distorts what is trained.
     """
     if loss_type not in LOSS_TYPES:
         raise UsageError(f"unknown loss_type {loss_type!r}; it is one of: {', '.join(LOSS_TYPES)}")
+    if importance_correction not in get_args(ImportanceCorrection):
+        raise UsageError(f"unknown importance_correction {importance_correction!r}; it is one of: {', '.join(get_args(ImportanceCorrection))}")
+    known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    if unknown := sorted(set(overrides) - known):
+        raise UsageError(f"trl.GRPOConfig has no field {unknown[0]!r}; its fields are listed in TRL's documentation of GRPOConfig")
+    for name, (wrong, reason) in _REFUSED.items():
+        if name in overrides and wrong(overrides[name]):
+            raise UsageError(f"{name}={overrides[name]!r} {reason}")
     # TRL sends usage figures unless told not to.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     settings: dict[str, Any] = {
@@ -73,7 +100,9 @@ def grpo_config(
         "epsilon": clip_low,
         "epsilon_high": clip_high,
         "loss_type": loss_type,
-        "beta": 0.0,
+        "beta": kl_coef,
+        "vllm_importance_sampling_correction": importance_correction != "none",
+        "vllm_importance_sampling_clip_max": importance_max,
         "seed": seed,
         "use_cpu": not torch.cuda.is_available(),
         # The base's dtype is chosen when it is loaded; autocast on top would round the adapter.
@@ -84,80 +113,90 @@ def grpo_config(
         "num_generations": 2,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 1,
+        "steps_per_generation": 1,
         "ignore_data_skip": True,
         "logging_steps": 1,
         "report_to": "none",
         "save_strategy": "no",
         "disable_tqdm": True,
     }
+    if importance_correction != "none":
+        settings["vllm_importance_sampling_mode"] = importance_correction
     return trl.GRPOConfig(**(settings | overrides))
 
 
-@dataclass(slots=True)
-class BatchStatistics:
-    """Sums over the sampled tokens of one batch of optimiser steps; the properties are means by token."""
-
-    steps: int = 0
-    tokens: int = 0
-    entropy_sum: float = 0.0
-    kl_sum: float = 0.0
-    clipped: int = 0
-    first_step_tokens: int = 0
-    first_step_difference_sum: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    gradient_norms: list[float] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Means by token; None where nothing was trained.
-
-        `logprob_difference` is of the first optimiser step alone, where trainer and sampler hold the same weights.
-        """
-        if not self.tokens:
-            means = ("loss", "gradient_norm", "entropy", "kl_sampler", "clip_fraction", "logprob_difference")
-            return {**dict.fromkeys(means), "optimiser_steps": self.steps}
-        tokens = self.tokens
-        return {
-            "loss": _mean(self.losses),
-            "gradient_norm": _mean(self.gradient_norms),
-            "entropy": self.entropy_sum / tokens,
-            "kl_sampler": self.kl_sum / tokens,
-            "clip_fraction": self.clipped / tokens,
-            "logprob_difference": self.first_step_difference_sum / self.first_step_tokens,
-            "optimiser_steps": self.steps,
-        }
+_OURS = "is decided by the episodes and by how their steps are cut; leave it out"
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "gradient_accumulation_steps": (lambda value: value != 1, _OURS),
+    "per_device_train_batch_size": (lambda value: True, _OURS),
+    "num_generations": (lambda value: True, _OURS),
+    "steps_per_generation": (lambda value: value != 1, _OURS),
+    "num_iterations": (lambda value: value != 1, "would train on a step's rows again; give more optimiser steps a batch instead"),
+    "use_adaptive_entropy": (bool, "gives each micro-batch a say in the coefficient, so that the cut would matter; set entropy_coef"),
+    "use_vllm": (bool, "would make TRL generate; episodes come from art_gym's runner"),
+    "mask_truncated_completions": (bool, "is about completions that TRL generates; leave truncated episodes out of the groups instead"),
+    "scale_rewards": (lambda value: True, "is about rewards that TRL computes; choose the advantages of the rows instead"),
+    "use_liger_kernel": (bool, "replaces the model's forward pass, which computes shared tokens once here"),
+    "router_aux_loss_coef": (bool, "isn't computed on token trees"),
+    "sync_ref_model": (bool, "isn't there: the reference is the model without its adapter"),
+    "top_p": (lambda value: value != 1.0, "would make the trainer's distribution another than the sampler's; the recorded one is whole"),
+    "top_k": (lambda value: value != 0, "would make the trainer's distribution another than the sampler's; the recorded one is whole"),
+}
+"""Fields of TRL's configuration that forks, micro-batches or recorded tokens would distort, and why."""
 
 
 class GRPOTrainer(trl.GRPOTrainer):
     """TRL's GRPO on recorded rows.
 
+    Several processes (`accelerate launch`) share the micro-batches of each step, and only the main one is asked for batches; the gradients are
+    those of one process.
+
     Args:
-        model: A policy with a trainable adapter (`art_gym_trainers.policy.load_policy`).
+        model: A policy with a trainable adapter (`art_gym_trainers.policy.load_policy`), or a whole model to fine-tune.
         args: `grpo_config(...)`.
-        steps: Yields the rows of one optimiser step at a time. It is asked for the next only when the step before has been taken, so that it
-            may publish the policy and play new episodes in between; training ends when it ends.
+        batches: Yields a batch at a time, as the rows of each of its optimiser steps. It is asked for the next only when the last step has been
+            taken, so that it may publish the policy and play new episodes in between; training ends when it ends.
         processing_class: The model's tokenizer.
-        token_budget: Most tokens, padding included, of one forward and backward pass.
+        token_budget: Most tokens of one forward and backward pass; None for as many as the free memory allows.
+
+    Attributes:
+        pass_memory: What passes take of memory.
+        token_budget: As chosen.
+
+    Raises:
+        UsageError: Passes of so many tokens don't fit into memory.
     """
 
     def __init__(
         self,
-        model: PeftModel,
+        model: PeftModel | PreTrainedModel,
         args: trl.GRPOConfig,
-        steps: Iterable[list[Row]],
+        batches: Iterable[Sequence[Sequence[Row]]],
         processing_class: PreTrainedTokenizerBase,
-        token_budget: int = 4096,
+        token_budget: int | None = None,
         **kwargs: Any,
     ) -> None:
         # TRL asks for prompts and a reward function, neither of which is used: rows arrive with tokens and advantages.
         prompts = Dataset.from_dict({"prompt": [""]})
         super().__init__(model, _no_reward, args, train_dataset=prompts, processing_class=processing_class, **kwargs)
-        self._batch = add_scoring(self.model.get_base_model())
+        self._batch = add_scoring(base_model(self.model))
+        if self.ref_model is not None:
+            add_scoring(self.ref_model)
         fuse_lora(self.model)
         self.remove_callback(PrinterCallback)
-        self.steps = steps
-        self.token_budget = token_budget
+        self.batches = batches
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        self.pass_memory = measure(self.model, self._batch, vocabulary=vocabulary)
+        self.token_budget = choose_budget(self.pass_memory, token_budget, free_bytes(self.args.device))
+        # TRL multiplies the loss by the correction's ratio where it believes that vLLM sampled, as it did; TRL itself calls none.
+        self.use_vllm = args.vllm_importance_sampling_correction
+        # Ours to add: TRL's is a mean over a micro-batch's tokens, which depends on how the step is cut.
+        self._entropy_bonus_enabled = False
         self._statistics = BatchStatistics()
+        self._scored: TreeBatch | PaddedBatch
         self._inputs: dict[str, torch.Tensor] = {}
+        self._entropies: torch.Tensor
+        self._entropy_floor = -torch.inf
         self._save_into: Path | None = None
 
     def take_statistics(self) -> BatchStatistics:
@@ -165,9 +204,12 @@ class GRPOTrainer(trl.GRPOTrainer):
         statistics, self._statistics = self._statistics, BatchStatistics()
         return statistics
 
+    # ------------------------------------------------------- what Trainer asks
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         # Not prepared by accelerate, whose loader fetches one batch ahead: the next rows must be played by the updated policy.
-        return DataLoader(_Steps(self.steps), batch_size=None)
+        # With a generator of its own, since it draws a seed when it begins: a resumed run would be one draw ahead.
+        return DataLoader(_Steps(self), batch_size=None, generator=torch.Generator())
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -180,26 +222,152 @@ class GRPOTrainer(trl.GRPOTrainer):
         return 6.0 * sum(len(row.sequence) for row in inputs["rows"]) * self.model.num_parameters()
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """One optimiser step's gradients, however many micro-batches it takes: the sum doesn't depend on how the rows are cut."""
+        """One optimiser step's gradients, however many micro-batches and processes it takes: the sum doesn't depend on how the rows are cut."""
         model.train()
         rows: list[Row] = inputs["rows"]
-        sampled = sum(sum(row.sequence.sampled) for row in rows)
-        batches = micro_batches(rows, self.token_budget, shared=self._batch is TreeBatch)
+        step = StepSize(len(episodes_of(rows)), sampled_tokens(rows))
+        own = self._own(micro_batches(rows, self.token_budget, shared=self._batch is TreeBatch))
+        high_entropy_tokens = self._find_entropy_floor(own) if self.top_entropy_quantile < 1.0 else step.tokens
         total = torch.zeros((), device=self.args.device)
-        for index, batch in enumerate(batches):
-            tensors = collate(batch, self.processing_class.pad_token_id, sampled, self.args.device)
-            self._scored = self._batch.build(
-                [row.sequence.token_ids for row in batch], [row.sequence.sampled for row in batch], self.args.device
-            )
-            last = index == len(batches) - 1
+        for index, (batch, weight) in enumerate(own):
+            tensors = self._tensors(batch, step.tokens)
+            last = index == len(own) - 1
             with self.accelerator.no_sync(model) if not last else contextlib.nullcontext(), self.compute_loss_context_manager():
-                loss = self.compute_loss(model, tensors) * self._share(batch, rows)
-                self.accelerator.backward(loss)
-            total += loss.detach()
+                size = StepSize(len(episodes_of(batch)), sampled_tokens(batch))
+                loss = self.compute_loss(model, tensors) * share(self.loss_type, size, step, self.accelerator.num_processes)
+                if self.entropy_coef:
+                    kept = self._entropies[self._entropies >= self._entropy_floor]
+                    # Gradients are averaged over the processes, and the bonus is a mean over the tokens of all of them.
+                    loss = loss - self.entropy_coef * kept.sum() / high_entropy_tokens * self.accelerator.num_processes
+                self.accelerator.backward(loss * weight)
+            total += loss.detach() * weight
         self._step += 1
         self._statistics.steps += 1
-        self._statistics.losses.append(float(total))
+        self._statistics.losses.append(float(self.accelerator.reduce(total, reduction="mean")))
         return total
+
+    # ---------------------------------------------------------- what TRL asks
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        # TRL passes only ids to the log-probability computation, which also needs what they were compared with.
+        self._inputs = inputs
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Log-probabilities and entropies (B, T) of the sampled tokens, zero on padding."""
+        mask = attention_mask.bool()
+        logprobs, entropies = self._score(model, self._scored, entropy_gradients=bool(self.entropy_coef))
+        self._entropies = entropies
+        # Both list the sampled tokens row by row.
+        empty = torch.zeros(mask.shape, dtype=logprobs.dtype, device=logprobs.device)
+        reference = self._inputs.get("ref_per_token_logps")
+        self._statistics.count(
+            logprobs=logprobs.detach(),
+            sampled=self._inputs["sampling_per_token_logps"][mask],
+            old=self._inputs["old_per_token_logps"][mask],
+            advantages=self._inputs["advantages"][mask],
+            entropies=entropies.detach(),
+            reference=None if reference is None else reference[mask],
+            clip=(self.epsilon_low, self.epsilon_high),
+        )
+        return empty.masked_scatter(mask, logprobs), empty.detach().masked_scatter(mask, entropies.detach()), None
+
+    def get_high_entropy_mask(self, entropies: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:
+        # The quantile is one of the whole step's tokens, not of the micro-batch's.
+        return (entropies >= self._entropy_floor) & mask.bool()
+
+    # ------------------------------------------------------------------- passes
+
+    def _score(self, model: torch.nn.Module, batch: TreeBatch | PaddedBatch, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.accelerator.autocast():
+            scores: tuple[torch.Tensor, torch.Tensor] = model(batch=batch, temperature=self.temperature, **options)
+        return scores
+
+    def _tensors(self, batch: list[Row], step_tokens: int) -> dict[str, torch.Tensor]:
+        """Lay a micro-batch out, for the model and for the loss."""
+        self._scored = self._build(batch)
+        tensors = collate(batch, step_tokens, self.args.device)
+        mask = tensors["completion_mask"].bool()
+        if self.use_vllm:
+            tensors["importance_sampling_ratio"] = importance_ratio(
+                tensors["old_per_token_logps"] - tensors["sampling_per_token_logps"],
+                mask,
+                self.args.vllm_importance_sampling_mode,
+                self.args.vllm_importance_sampling_clip_max,
+            )
+        if self.beta:
+            with torch.no_grad(), self._as_reference() as reference:
+                logprobs, _ = self._score(reference, self._scored)
+            tensors["ref_per_token_logps"] = torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, logprobs)
+        return tensors
+
+    def _build(self, batch: list[Row]) -> TreeBatch | PaddedBatch:
+        return self._batch.build([row.sequence.token_ids for row in batch], [row.sequence.sampled for row in batch], self.args.device)
+
+    @contextlib.contextmanager
+    def _as_reference(self) -> Iterator[torch.nn.Module]:
+        """Give the reference: the model without its adapter, or where all of it is trained, what it was at first."""
+        if self.ref_model is not None:
+            yield self.ref_model
+            return
+        with self.accelerator.unwrap_model(self.model).disable_adapter():
+            yield self.model
+
+    def score(self, rows: Sequence[Row]) -> list[Row]:
+        """Work out the trainer's own log-probabilities of rows under the policy as it is, and give rows that hold them."""
+        cut = micro_batches(rows, self.token_budget, shared=self._batch is TreeBatch)
+        found: dict[int, list[float]] = {}
+        with torch.no_grad():
+            for batch, weight in self._own(cut):
+                logprobs, _ = self._score(self.model, self._build(batch))
+                if weight:
+                    values = iter(logprobs.tolist())
+                    found |= {id(row): [next(values) if flag else 0.0 for flag in row.sequence.sampled] for row in batch}
+        numbers = {id(row): index for index, row in enumerate(rows)}
+        gathered = gather_object([(numbers[key], values) for key, values in found.items()])
+        old = dict(gathered)
+        return [dataclasses.replace(row, old_logprobs=old[index]) for index, row in enumerate(rows)]
+
+    def _find_entropy_floor(self, own: list[tuple[list[Row], int]]) -> int:
+        """Find the entropy that the most uncertain tokens of the step have at least, and how many these are."""
+        entropies: list[float] = []
+        with torch.no_grad():
+            for batch, weight in own:
+                # In the same way as in the step itself, since rounding may decide at the floor.
+                values = self._score(self.model, self._build(batch), entropy_gradients=bool(self.entropy_coef))[1]
+                if weight:
+                    entropies += values.tolist()
+        everywhere = torch.tensor(gather_object(entropies))
+        self._entropy_floor = float(torch.quantile(everywhere, 1 - self.top_entropy_quantile))
+        return int((everywhere >= self._entropy_floor).sum())
+
+    def _own(self, batches: list[list[Row]]) -> list[tuple[list[Row], int]]:
+        """Deal micro-batches out to processes, the longest first to whoever has least; gives this process's, each with weight 1.
+
+        TRL gathers figures after each, so that all processes need equally many: who has fewer computes one again, with weight 0.
+        """
+        count = self.accelerator.num_processes
+        hands: list[list[list[Row]]] = [[] for _ in range(count)]
+        loads = [0] * count
+        for batch in sorted(batches, key=lambda batch: -sum(len(row.sequence) for row in batch)):
+            poorest = loads.index(min(loads))
+            hands[poorest].append(batch)
+            loads[poorest] += sum(len(row.sequence) for row in batch)
+        own = hands[self.accelerator.process_index]
+        missing = max(map(len, hands)) - len(own)
+        return [(batch, 1) for batch in own] + [(min(batches, key=len), 0)] * missing
+
+    # -------------------------------------------------------------- checkpoints
 
     def save(self, folder: Path) -> None:
         """Write all that training needs to go on into an existing folder: adapter, optimiser, scheduler, random states, trainer state.
@@ -222,68 +390,30 @@ class GRPOTrainer(trl.GRPOTrainer):
             self._statistics.gradient_norms.append(float(logs["grad_norm"]))
         super().log(logs, start_time)
 
-    def _share(self, batch: list[Row], rows: list[Row]) -> float:
-        """The weight of a micro-batch's loss in its optimiser step's; 1 for losses that already divide by the step's total."""
-        if self.loss_type in _ROW_MEAN_LOSSES:
-            return len(batch) / len(rows)
-        if self.loss_type in _TOKEN_MEAN_LOSSES:
-            return sum(sum(row.sequence.sampled) for row in batch) / sum(sum(row.sequence.sampled) for row in rows)
-        return 1.0
-
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        # TRL passes only ids to the log-probability computation, which is also asked what was sampled, and when.
-        self._inputs = inputs
-        return super()._compute_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Log-probabilities and entropies (B, T) of the completion, zero where nothing was sampled."""
-        mask = self._inputs["tool_mask"].bool()
-        with self.accelerator.autocast():
-            logprobs, entropies = model(batch=self._scored, temperature=self.temperature)
-        # Both list the sampled tokens row by row.
-        empty = torch.zeros(mask.shape, dtype=logprobs.dtype, device=logprobs.device)
-        self._count(logprobs.detach(), entropies, mask)
-        return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropies), None
-
-    def _count(self, logprobs: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor) -> None:
-        statistics = self._statistics
-        log_ratio = logprobs - self._inputs["old_per_token_logps"][mask]
-        advantages = self._inputs["advantages"][:, None].expand(mask.shape)[mask]
-        ratio = log_ratio.exp()
-        clipped = ((ratio < 1 - self.epsilon_low) & (advantages < 0)) | ((ratio > 1 + self.epsilon_high) & (advantages > 0))
-        statistics.tokens += logprobs.numel()
-        statistics.entropy_sum += float(entropies.sum())
-        # KL(sampler || trainer) by the k3 estimator, on tokens drawn from the sampler: http://joschu.net/blog/kl-approx.html
-        statistics.kl_sum += float((ratio - 1 - log_ratio).sum())
-        statistics.clipped += int(clipped.sum())
-        if statistics.steps == 0:
-            statistics.first_step_tokens += logprobs.numel()
-            statistics.first_step_difference_sum += float(log_ratio.abs().sum())
-
 
 class _Steps(IterableDataset[Any]):
-    def __init__(self, steps: Iterable[list[Row]]) -> None:
-        self.steps = steps
+    """The optimiser steps of the trainer's batches; the main process asks for them, and tells the others."""
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self.trainer = trainer
 
     def __iter__(self) -> Iterator[dict[str, list[Row]]]:
-        for rows in self.steps:
-            yield {"rows": rows}
+        trainer = self.trainer
+        source = iter(trainer.batches) if trainer.accelerator.is_main_process else iter(())
+        while True:
+            message: list[Any] = [next(source, None)]
+            if trainer.accelerator.num_processes > 1:
+                broadcast_object_list(message)
+            if message[0] is None:
+                return
+            steps = [list(step) for step in message[0] if step]
+            if trainer.use_vllm and steps:
+                # Before the first step: the ratio is taken to the policy as it was at the batch's start.
+                scored = iter(trainer.score([row for step in steps for row in step]))
+                steps = [[next(scored) for _ in step] for step in steps]
+            for rows in steps:
+                yield {"rows": rows}
 
 
 def _no_reward(**_: Any) -> list[float]:
     raise AssertionError("rewards come with the episodes; TRL must not ask for them")
-
-
-def _mean(values: list[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return math.fsum(finite) / len(finite) if finite else None

@@ -10,6 +10,7 @@ unnoticed.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import shutil
 import time
@@ -22,9 +23,13 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from art_gym.errors import EngineError
-from art_gym_trainers.policy import DTYPES, token_logprobs
+from art_gym_trainers.policy import DTYPES, base_model, token_logprobs
+
+_WEIGHTS = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
+"""Files of a model folder that hold weights, or say where they are."""
 
 
 class PublishingEngine(Protocol):
@@ -109,7 +114,7 @@ class Probe:
 
 
 class MergedPublisher:
-    """Writes base and adapter, merged, over the engine's model folder, and reloads in place.
+    """Writes base and adapter, merged, or the whole model that is trained, over the engine's model folder, and reloads in place.
 
     Args:
         model: The policy.
@@ -120,7 +125,9 @@ class MergedPublisher:
         dtype: Of the written weights; that of the engine. In bfloat16 small updates are rounded away; float32 keeps them.
     """
 
-    def __init__(self, model: PeftModel, engine: PublishingEngine, folder: Path, name: str, probe: Probe, dtype: str = "float32") -> None:
+    def __init__(
+        self, model: PeftModel | PreTrainedModel, engine: PublishingEngine, folder: Path, name: str, probe: Probe, dtype: str = "float32"
+    ) -> None:
         self.model, self.engine, self.folder, self.name, self.probe, self.dtype = model, engine, folder, name, probe, dtype
 
     def publish(self, step: int) -> Published:
@@ -172,13 +179,23 @@ def prepare_weights(model_folder: Path, folder: Path, dtype: str = "float32") ->
     if (folder / "model.safetensors").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
+    copy_companions(model_folder, folder)
+    write_weights(read_weights(model_folder, dtype), folder)
+
+
+def copy_companions(model_folder: Path, folder: Path) -> None:
+    """Copy what a model folder holds beside its weights: configuration, tokenizer, chat template, licence."""
     for path in model_folder.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and not path.name.endswith(".safetensors.index.json"):
+        if path.is_file() and not any(fnmatch.fnmatch(path.name, pattern) for pattern in _WEIGHTS):
             shutil.copy(path, folder / path.name)
+
+
+def read_weights(folder: Path, dtype: str = "float32") -> dict[str, torch.Tensor]:
+    """Read a model folder's safetensors, in one shard or several, in `dtype`."""
     state: dict[str, torch.Tensor] = {}
-    for shard in sorted(model_folder.glob("*.safetensors")):
-        state |= load_file(shard)
-    write_weights({name: tensor.to(DTYPES[dtype]) for name, tensor in state.items()}, folder)
+    for shard in sorted(folder.glob("*.safetensors")):
+        state |= {name: tensor.to(DTYPES[dtype]) for name, tensor in load_file(shard).items()}
+    return state
 
 
 def write_weights(state: dict[str, torch.Tensor], folder: Path) -> None:
@@ -189,12 +206,14 @@ def write_weights(state: dict[str, torch.Tensor], folder: Path) -> None:
 
 
 @torch.no_grad()
-def merged_state(model: PeftModel, dtype: str = "float32") -> dict[str, torch.Tensor]:
+def merged_state(model: PeftModel | PreTrainedModel, dtype: str = "float32") -> dict[str, torch.Tensor]:
     """The base's state dictionary with the adapter's update added to each adapted weight, in `dtype`; the policy is left as it is.
+
+    A policy without an adapter has nothing to add.
 
     The sum is taken in float32. A head tied to the embeddings is left out, as `save_pretrained` does.
     """
-    base = model.get_base_model()
+    base = base_model(model)
     adapted = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
     state: dict[str, torch.Tensor] = {}
     for name, tensor in base.state_dict().items():
@@ -203,7 +222,7 @@ def merged_state(model: PeftModel, dtype: str = "float32") -> dict[str, torch.Te
         merged = tensor.float()
         owner, _, parameter = name.rpartition(".base_layer.")
         if owner in adapted and parameter == "weight":
-            for adapter in model.active_adapters:
+            for adapter in adapted[owner].active_adapters:
                 merged = merged + adapted[owner].get_delta_weight(adapter).float()
         state[name.replace(".base_layer.", ".")] = merged.to(DTYPES[dtype]).contiguous()
     if base.config.tie_word_embeddings:

@@ -106,10 +106,11 @@ class PaddedBatch:
 
 
 def add_scoring(model: PreTrainedModel) -> type[TreeBatch] | type[PaddedBatch]:
-    """Teach `model` to score: `model(batch=…, temperature=1.0)` returns two float32 tensors (M,).
+    """Teach `model` to score: `model(batch=…, temperature=1.0, entropy_gradients=False)` returns two float32 tensors (M,).
 
     For each scored token, row by row, its log-probability, and the entropy in nats of the distribution that it was drawn from, both after
-    dividing the logits by `temperature`. Entropies carry no gradient. Called in any other way the model does what it did.
+    dividing the logits by `temperature`. Entropies carry no gradient unless they are asked to. Called in any other way the model does what it
+    did.
 
     Whether the model's attention can follow a tree is found out by trying: two short sequences are scored as a tree and one by one. If the
     two differ, or it can't be done at all, rows are padded instead, and a warning says why.
@@ -135,10 +136,17 @@ def _take_batches(model: PreTrainedModel) -> None:
 
     @functools.wraps(type(model).forward)
     def forward(
-        self: PreTrainedModel, *args: Any, batch: TreeBatch | PaddedBatch | None = None, temperature: float = 1.0, **kwargs: Any
+        self: PreTrainedModel,
+        *args: Any,
+        batch: TreeBatch | PaddedBatch | None = None,
+        temperature: float = 1.0,
+        entropy_gradients: bool = False,
+        **kwargs: Any,
     ) -> Any:
         if batch is None:
             return original_forward(*args, **kwargs)
+        # What a wrapper around the model adds (PEFT passes all that a model could be given) is left out.
+        kwargs = {}
         if isinstance(batch, TreeBatch):
             kwargs = {
                 "position_ids": batch.position_ids,
@@ -148,7 +156,9 @@ def _take_batches(model: PreTrainedModel) -> None:
             }
         states = self.base_model(input_ids=batch.input_ids, use_cache=False, **kwargs).last_hidden_state.flatten(0, 1)
         cap = getattr(self.config.get_text_config(), "final_logit_softcapping", None)
-        logprobs, entropies = score_states(self.get_output_embeddings(), states[batch.predictors], batch.targets, temperature, cap)
+        logprobs, entropies = score_states(
+            self.get_output_embeddings(), states[batch.predictors], batch.targets, temperature, cap, entropy_gradients=entropy_gradients
+        )
         return (logprobs[batch.picks], entropies[batch.picks]) if isinstance(batch, TreeBatch) else (logprobs, entropies)
 
     model.forward = types.MethodType(forward, model)
@@ -180,7 +190,13 @@ def _try_tree(model: PreTrainedModel) -> str | None:
 
 
 def score_states(
-    head: torch.nn.Module, states: torch.Tensor, targets: torch.Tensor, temperature: float, cap: float | None = None
+    head: torch.nn.Module,
+    states: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    cap: float | None = None,
+    *,
+    entropy_gradients: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies (S,), float32, of the targets (S,) from the states (S, H) that predict them.
 
@@ -190,17 +206,19 @@ def score_states(
         targets: Ids.
         temperature: Divides the logits.
         cap: Gemma 2's `final_logit_softcapping`: logits are `cap * tanh(logits / cap)`.
+        entropy_gradients: Whether entropies carry a gradient.
     """
     weight = getattr(head, "weight", None)
     plain = type(head) is torch.nn.Linear and head.bias is None and cap is None and weight is not None and not weight.requires_grad
+    plain = plain and not entropy_gradients
     logprobs, entropies = [], []
     for rows, ids in zip(states.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
         if plain:
             scored = _FrozenHead.apply(rows, weight, ids, temperature)
         elif len(states) > HEAD_ROWS and torch.is_grad_enabled():
-            scored = checkpoint(_score, head, rows, ids, temperature, cap, use_reentrant=False)
+            scored = checkpoint(_score, head, rows, ids, temperature, cap, entropy_gradients, use_reentrant=False)
         else:
-            scored = _score(head, rows, ids, temperature, cap)
+            scored = _score(head, rows, ids, temperature, cap, entropy_gradients)
         logprobs.append(scored[0])
         entropies.append(scored[1])
     if not logprobs:
@@ -209,7 +227,7 @@ def score_states(
 
 
 def _score(
-    head: torch.nn.Module, states: torch.Tensor, targets: torch.Tensor, temperature: float, cap: float | None
+    head: torch.nn.Module, states: torch.Tensor, targets: torch.Tensor, temperature: float, cap: float | None, entropy_gradients: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(states).float()
     if cap is not None:
@@ -217,7 +235,7 @@ def _score(
     logits = logits / temperature
     log_normaliser = torch.logsumexp(logits, -1)
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_normaliser
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):
         entropies = log_normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
     return logprobs, entropies
 

@@ -1,22 +1,18 @@
 """Token sequences: an episode's recorded tokens, laid end to end for training.
 
-Nothing here renders a message or calls a tokenizer. A turn whose prompt extends the sequence so far is appended to it: the tokens between are
+Nothing here renders a message or tokenises a text. A turn whose prompt extends the sequence so far is appended to it: the tokens between are
 context (tool results, the template's own marks) and are masked out; the sampled tokens are trained on. A turn whose prompt doesn't extend it
-starts a new sequence: a fork, counted with its cause.
+starts a new sequence: a fork, counted with its cause (`art_gym_trainers.forks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from art_gym.episodes import Episode, Turn
 from art_gym.errors import MissingTokens
-
-ForkCause = Literal["sampled_tokens", "context"]
-"""Where a prompt leaves the sequence so far: among tokens that the policy sampled (they were rendered back differently: another spelling of a
-tool call, merges across a boundary, reasoning taken out), or in the context before them (the history was rewritten)."""
+from art_gym_trainers.forks import Decode, ForkCause, aligned_end, fork_cause
 
 
 @dataclass(slots=True)
@@ -30,6 +26,7 @@ class TokenSequence:
         logprobs: Log-probability of each sampled token when it was sampled; 0.0 on context.
         turns: Index of the turn that sampled the token; -1 on context.
         fork: Why the sequence was started in mid-episode; None for an episode's first.
+        realigned: How many turns were appended although their prompts spelled the context before them in other tokens.
     """
 
     episode_id: str
@@ -38,6 +35,7 @@ class TokenSequence:
     logprobs: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
     fork: ForkCause | None = None
+    realigned: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -54,20 +52,39 @@ class TokenSequence:
         self.turns += [-1] * len(context) + [index] * len(completion_ids)
 
 
-def episode_sequences(episode: Episode) -> list[TokenSequence]:
+def episode_sequences(episode: Episode, *, decode: Decode | None = None, realign: bool = False) -> list[TokenSequence]:
     """Lay an episode's recorded tokens out as sequences: one, unless it forked.
+
+    Args:
+        episode: What was played.
+        decode: The tokens' text, by which the causes of forks are told apart (`art_gym_trainers.forks.token_decoder`); without it a fork's
+            cause is only where it happened.
+        realign: Go on with the recorded sequence where a prompt has the same text, with every sampled token as it was, and only tokens of the
+            context are others (an artefact of tokenising a longer text). The tokens after it were then sampled after a slightly other prompt
+            than the one they are trained on, which the importance ratio sees; a fork would compute the whole context once more. Needs `decode`.
 
     Raises:
         MissingTokens: A turn has no token ids or logprobs.
+        ValueError: `realign` without `decode`.
     """
+    if realign and decode is None:
+        raise ValueError("realign compares texts: give decode too, such as token_decoder(tokenizer)")
     sequences: list[TokenSequence] = []
     for index, turn in enumerate(episode.turns):
         prompt_ids, completion_ids, logprobs = _recorded(episode, index, turn)
-        current = sequences[-1] if sequences else None
-        if current is not None and prompt_ids[: len(current)] == current.token_ids:
-            current._append(index, prompt_ids[len(current) :], completion_ids, logprobs)
-            continue
-        started = TokenSequence(episode.id, fork=None if current is None else _fork_cause(current, prompt_ids))
+        cause = None
+        if sequences:
+            current = sequences[-1]
+            if prompt_ids[: len(current)] == current.token_ids:
+                current._append(index, prompt_ids[len(current) :], completion_ids, logprobs)
+                continue
+            end = aligned_end(current.token_ids, current.turns, prompt_ids, decode) if realign and decode else None
+            if end is not None:
+                current._append(index, prompt_ids[end:], completion_ids, logprobs)
+                current.realigned += 1
+                continue
+            cause = fork_cause(current.token_ids, current.turns, prompt_ids, tools=episode.tools, decode=decode)
+        started = TokenSequence(episode.id, fork=cause)
         started._append(index, prompt_ids, completion_ids, logprobs)
         sequences.append(started)
     return sequences
@@ -97,10 +114,3 @@ def _recorded(episode: Episode, index: int, turn: Turn) -> tuple[list[int], list
             "ask the server for one log-probability a token ('logprobs': true)"
         )
     return turn.prompt_ids, turn.completion_ids, turn.logprobs
-
-
-def _fork_cause(current: TokenSequence, prompt_ids: list[int]) -> ForkCause:
-    differs = next(
-        (position for position, (old, new) in enumerate(zip(current.token_ids, prompt_ids, strict=False)) if old != new), len(prompt_ids)
-    )
-    return "sampled_tokens" if current.sampled[differs] else "context"

@@ -12,11 +12,12 @@ import torch
 import trl
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 
 from art_gym.episodes import Episode
 from art_gym.errors import UsageError
 from art_gym_trainers.lora import fuse_lora
+from art_gym_trainers.policy import base_model
 from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
 
 IGNORED = -100
@@ -56,7 +57,7 @@ def episode_examples(episodes: Sequence[Episode], tokenizer: PreTrainedTokenizer
 
 
 def warm_start(
-    model: PeftModel,
+    model: PeftModel | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     episodes: Sequence[Episode],
     *,
@@ -70,7 +71,7 @@ def warm_start(
     """Train a policy on scripted episodes, in place, with TRL's SFTTrainer.
 
     Args:
-        model: A policy with a trainable adapter.
+        model: A policy, as `load_policy` gives it.
         tokenizer: Its tokenizer, with a chat template that marks what the assistant says.
         episodes: Played by a scripted agent; failed ones are left out.
         output_dir: A scratch folder for the trainer.
@@ -114,7 +115,7 @@ def warm_start(
     losses = _Losses(on_step)
     fuse_lora(model)
     trainer = _SFTTrainer(model, config, train_dataset=Dataset.from_list(examples), processing_class=tokenizer, callbacks=[losses])
-    trainer.batch = add_scoring(model.get_base_model())
+    trainer.batch = add_scoring(base_model(model))
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     tail = losses.values[-max(1, len(losses.values) // 4) :]

@@ -1,0 +1,290 @@
+"""`art-gym episodes`: what is in a journal, and one episode of it token by token, as training sees it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from art_gym._render import lines_of
+from art_gym.cli.config import GRPOSection, RunConfig
+from art_gym.episodes import Episode, EpisodeGroup, Turn
+from art_gym.errors import MissingExtra, MissingTokens, UsageError
+from art_gym.store import Journal
+from art_gym_trainers.advantages import batch_advantages
+from art_gym_trainers.forks import Decode, token_decoder
+from art_gym_trainers.sequences import TokenSequence, episode_sequences
+
+_EDGE = 3
+"""So many tokens at either end of a long stretch of context are shown."""
+
+_COLUMNS = f"  {'place':>6}  {'kind':<7}  {'token':>7}  {'logprob':>9}  {'advantage':>9}"
+
+
+def ls(file: Path, *, as_json: bool) -> None:
+    """Print a line for each episode of a journal.
+
+    Raises:
+        UsageError: There is no such journal, or nothing in it.
+    """
+    rows = [_row(episode) for episode in _latest(file)]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        # Names on the left, figures on the right.
+        padded = [
+            text.ljust(width) if place in (0, 1, 6) else text.rjust(width) for place, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        typer.echo("  ".join(padded).rstrip())
+
+
+def show(file: Path, episode_id: str | None, *, tokenizer: str | None, everything: bool) -> None:
+    """Print an episode, the first if none is named, turn by turn and token by token.
+
+    Raises:
+        UsageError: There is no such journal, episode or tokenizer.
+    """
+    chosen, episodes = _choose(file, episode_id)
+    decode = _decoder(tokenizer) if tokenizer else None
+    settings = _settings(file)
+    console = Console(highlight=False, soft_wrap=True)
+    for line in _heading(chosen, len(episodes)):
+        console.print(line)
+    try:
+        sequences = episode_sequences(chosen, decode=decode, realign=settings.realign and decode is not None)
+    except MissingTokens as error:
+        console.print(_text(f"its tokens weren't recorded: {error}", "yellow"))
+        sequences = []
+    view = _View(chosen, _advantages(chosen, episodes, settings), decode, everything)
+    for line in view.tokens(sequences) if sequences else view.messages():
+        console.print(line)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """How an episode's tokens are written."""
+
+    episode: Episode
+    advantages: list[float] | None
+    decode: Decode | None
+    everything: bool
+
+    def tokens(self, sequences: Sequence[TokenSequence]) -> Iterator[Text]:
+        last = -1
+        for number, sequence in enumerate(sequences, start=1):
+            why = f", a fork: {sequence.fork}" if sequence.fork else ""
+            again = f", {sequence.realigned} turns realigned" if sequence.realigned else ""
+            yield _text("")
+            yield _text(f"sequence {number} of {len(sequences)}{why}{again}: {len(sequence)} tokens, {sum(sequence.sampled)} sampled", "bold")
+            yield _text(_COLUMNS + ("  text" if self.decode else ""), "dim")
+            place = 0
+            while place < len(sequence):
+                end = next((later for later in range(place, len(sequence)) if sequence.turns[later] != sequence.turns[place]), len(sequence))
+                turn = sequence.turns[place]
+                # The turns up to this one that sampled nothing have no token to stand before.
+                for index in range(last + 1, turn + 1):
+                    yield self._turn(index)
+                last = max(last, turn)
+                yield from self._stretch(sequence, place, end)
+                place = end
+        for index in range(last + 1, len(self.episode.turns)):
+            yield self._turn(index)
+
+    def messages(self) -> Iterator[Text]:
+        for index, turn in enumerate(self.episode.turns):
+            yield from self._said(turn.observation)
+            yield self._turn(index)
+            yield from self._said([turn.action])
+        yield from self._said(self.episode.final_observation)
+
+    def _said(self, messages: Iterable[Any]) -> Iterator[Text]:
+        for role, text in lines_of(messages):
+            yield _text(f"{role}: {text}")
+
+    def _turn(self, index: int) -> Text:
+        turn = self.episode.turns[index]
+        parts = ", ".join(f"{name} {value:+g}" for name, value in turn.rewards.items())
+        figures = [
+            f"reward {turn.reward:+g}" + (f" ({parts})" if parts else ""),
+            f"advantage {self._advantage(index).strip()}",
+            turn.finish_reason,
+        ]
+        if turn.invalid_calls:
+            figures.append(f"{turn.invalid_calls} invalid calls")
+        if turn.completion_ids == []:
+            figures.append("nothing sampled")
+        return _text(f"turn {index}: {', '.join(figures)}", "bold cyan")
+
+    def _stretch(self, sequence: TokenSequence, start: int, end: int) -> Iterator[Text]:
+        """The lines of tokens that are all context, or of one turn."""
+        folded = not self.everything and not sequence.sampled[start] and end - start > 2 * _EDGE + 1
+        for place in range(start, end):
+            if folded and start + _EDGE <= place < end - _EDGE:
+                if place == start + _EDGE:
+                    yield _text(f"       …  context  {end - start - 2 * _EDGE} more tokens", "dim")
+                continue
+            token = sequence.token_ids[place]
+            text = f"  {self.decode([token])!r}" if self.decode else ""
+            if sequence.sampled[place]:
+                figures = f"{sequence.logprobs[place]:>9.4f}  {self._advantage(sequence.turns[place]):>9}"
+                yield _text(f"  {place:>6}  sampled  {token:>7}  {figures}{text}", _colour(sequence.logprobs[place]))
+            else:
+                yield _text(f"  {place:>6}  context  {token:>7}  {'':>9}  {'':>9}{text}".rstrip(), "dim")
+
+    def _advantage(self, turn: int) -> str:
+        return "-" if self.advantages is None else f"{self.advantages[turn]:+.4f}"
+
+
+def _heading(episode: Episode, count: int) -> Iterator[Text]:
+    others = f" of {count}; the others with --episode" if count > 1 else ""
+    yield _text(f"episode {episode.id}{others}", "bold")
+    policies = ", ".join(dict.fromkeys(turn.policy for turn in episode.turns if turn.policy))
+    facts = {
+        "environment": episode.env_id,
+        "scenario": f"{episode.scenario.id}, seed {episode.scenario.seed}",
+        "policy": policies,
+        "reward": f"{episode.reward:+g}",
+        "end": _end(episode),
+        "tools": ", ".join(str(schema["function"]["name"]) for schema in episode.tools),
+    }
+    for name, value in facts.items():
+        if value:
+            yield _text(f"{name:<12} {value}")
+    if episode.failure is not None:
+        yield _text(f"{'failure':<12} {episode.failure.message.splitlines()[0] if episode.failure.message else ''}", "red")
+
+
+def _row(episode: Episode) -> dict[str, Any]:
+    try:
+        sequences = episode_sequences(episode)
+    except MissingTokens:
+        sequences = []
+    return {
+        "id": episode.id,
+        "scenario": episode.scenario.id,
+        "reward": float(episode.reward),
+        "turns": len(episode.turns),
+        "tokens": sum(map(len, sequences)) if sequences else None,
+        "sampled": sum(sum(sequence.sampled) for sequence in sequences) if sequences else None,
+        "end": _end(episode),
+    }
+
+
+def _end(episode: Episode) -> str:
+    if episode.failure is not None:
+        return f"failed: {episode.failure.kind}"
+    if episode.abandoned:
+        return "abandoned"
+    if episode.truncated:
+        return f"truncated: {episode.truncation}"
+    return "terminated" if episode.terminated else "unfinished"
+
+
+def _latest(file: Path) -> Iterator[Episode]:
+    """The episodes of a journal in order; of one that was played again, the last.
+
+    Only one is in memory at a time: a journal may be larger than that.
+    """
+    last = {episode.id: number for number, episode in enumerate(_read(file))}
+    if not last:
+        raise UsageError(f"{file} holds no whole episode; give a journal such as runs/first/episodes/train-0001.jsonl")
+    for number, episode in enumerate(_read(file)):
+        if last[episode.id] == number:
+            yield episode
+
+
+def _read(file: Path) -> Iterator[Episode]:
+    if file.is_dir():
+        found = sorted(path.name for path in [*file.glob("*.jsonl"), *file.glob("episodes/*.jsonl")])
+        hint = f"one of its journals: {', '.join(found[:5])}{'…' if len(found) > 5 else ''}" if found else "a journal, such as train-0001.jsonl"
+        raise UsageError(f"{file} is a folder; give {hint}")
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}; a run's journals are in its folder episodes/")
+    try:
+        yield from Journal(file).read()
+    except ValueError as error:
+        raise UsageError(f"{error}; give a journal of episodes, as a run writes them") from None
+
+
+def _choose(file: Path, episode_id: str | None) -> tuple[Episode, list[Episode]]:
+    """The episode to show, and all of the journal without what was said and sampled."""
+    chosen: Episode | None = None
+    bare = []
+    for episode in _latest(file):
+        if episode.id == episode_id or (episode_id is None and chosen is None):
+            chosen = episode
+        turns = [Turn([], {"role": "assistant"}, reward=turn.reward) for turn in episode.turns]
+        bare.append(replace(episode, turns=turns, tools=[], final_observation=[]))
+    if chosen is None:
+        some = ", ".join(episode.id for episode in bare[:3])
+        raise UsageError(f"{file} holds no episode {episode_id!r}; it holds {some}{'…' if len(bare) > 3 else ''} (art-gym episodes ls {file})")
+    return chosen, bare
+
+
+def _advantages(chosen: Episode, episodes: Sequence[Episode], settings: GRPOSection) -> list[float] | None:
+    """The advantage of each turn among the journal's other episodes of the scenario; None if there are no others, or it failed."""
+    groups: dict[tuple[str, int], EpisodeGroup] = {}
+    for episode in episodes:
+        key = (episode.scenario.id, episode.scenario.seed)
+        groups.setdefault(key, EpisodeGroup(episode.scenario, [])).episodes.append(episode)
+    if chosen.failure is not None or len(groups[chosen.scenario.id, chosen.scenario.seed].finished) < 2:
+        return None
+    try:
+        found = batch_advantages(list(groups.values()), settings.advantage, credit=settings.credit, discount=settings.discount)
+    except ValueError:  # a reward is no finite number
+        return None
+    return next(advantages[chosen.id] for advantages in found if chosen.id in advantages)
+
+
+def _settings(file: Path) -> GRPOSection:
+    """How the run that wrote the journal computes advantages; the defaults if it's none of a run."""
+    try:
+        return RunConfig.load(file.absolute().parent.parent / "config.yaml").grpo
+    except (UsageError, OSError):
+        return GRPOSection()
+
+
+def _decoder(name: str) -> Decode:
+    """The decoder of a model's tokenizer; only of an alias are the weights needed too."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingExtra("showing tokens as text", extra="train", package="transformers") from error
+    from art_gym_trainers import models
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return token_decoder(AutoTokenizer.from_pretrained(models.resolve(name) if name in models.ALIASES else Path(name).expanduser()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        aliases = ", ".join(models.ALIASES)
+        raise UsageError(f"--tokenizer {name}: no tokenizer there ({reason}); give {aliases}, a model's folder or a hub id") from None
+
+
+def _text(line: str, style: str = "") -> Text:
+    return Text(_visible(line), style=style)
+
+
+def _visible(text: str) -> str:
+    """Escape what isn't printable, line ends apart: a model may have written what moves a terminal's cursor."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else _visible(str(value))
+
+
+def _colour(logprob: float) -> str:
+    """The less expected a token was, the warmer: over a half likely, over a twentieth, or less."""
+    return "green" if logprob > -0.7 else "yellow" if logprob > -3.0 else "red"

@@ -1,0 +1,253 @@
+"""`art-gym episodes`: what it prints of a journal, and how it fails. The journals are written by the store, as a run writes them."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from art_gym import Scenario, call
+from art_gym.cli import _episodes, main
+from art_gym.episodes import Episode, Failure, Turn
+from art_gym.store import EpisodeStore
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+FILE = Path("run/episodes/train-0001.jsonl")
+
+
+def turn(prompt, completion, *, reward=0.0, logprobs=None, **details) -> Turn:
+    logprobs = [-0.5] * len(completion) if logprobs is None and completion is not None else logprobs
+    return Turn(
+        [{"role": "user", "content": "Go on."}],
+        call("look"),
+        reward=reward,
+        policy="tiny@0",
+        prompt_ids=prompt,
+        completion_ids=completion,
+        logprobs=logprobs,
+        **details,
+    )
+
+
+def episode(member, *turns, scenario="s", **details) -> Episode:
+    details = {"terminated": True, **details}
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    return Episode(f"train-0001/{scenario}/{member}", "x/Y-v0", Scenario(scenario, 3), member, tools=tools, turns=list(turns), **details)
+
+
+@pytest.fixture
+def journal():
+    """Two episodes of one scenario: two turns with a reward of 1 in the end, and one of 0; then one that failed, and one that is alone."""
+    long = list(range(100, 120))
+    won = episode(0, turn(long, [1, 2], logprobs=[-0.25, -4.0]), turn([*long, 1, 2, 9], [3], reward=1.0, rewards={"found": 1.0}))
+    lost = episode(1, turn(long, [1]), terminated=False, truncated=True, truncation="max_turns")
+    failed = episode(2, failure=Failure("engine", "gone\nfor good"), terminated=False)
+    alone = episode(0, turn([5], [6], invalid_calls=1), scenario="t")
+    return write(won, lost, failed, alone)
+
+
+def write(*episodes) -> Path:
+    with EpisodeStore("run") as store:
+        store.journal("train-0001").append(*episodes)
+    return FILE
+
+
+def printed(capsys, *arguments) -> list[str]:
+    assert main([str(argument) for argument in arguments]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out.splitlines()
+
+
+def test_the_episodes_of_a_journal_are_listed(journal, capsys):
+    assert printed(capsys, "episodes", "ls", journal) == [
+        "id              scenario  reward  turns  tokens  sampled  end",
+        "train-0001/s/0  s          1.000      2      24        3  terminated",
+        "train-0001/s/1  s          0.000      1      21        1  truncated: max_turns",
+        "train-0001/s/2  s          0.000      0       -        -  failed: engine",
+        "train-0001/t/0  t          0.000      1       2        1  terminated",
+    ]
+
+
+def test_the_list_as_json(journal, capsys):
+    rows = json.loads("\n".join(printed(capsys, "episodes", "ls", journal, "--json")))
+    assert rows[2] == {
+        "id": "train-0001/s/2", "scenario": "s", "reward": 0.0, "turns": 0, "tokens": None, "sampled": None, "end": "failed: engine"
+    }  # fmt: skip
+
+
+def test_an_episode_that_was_played_again_is_listed_once(capsys):
+    journal = write(episode(0, failure=Failure("policy", "gone")), episode(1, turn([1], [2])))
+    write(episode(0, turn([1], [2])))
+    assert [line.split()[-1] for line in printed(capsys, "episodes", "ls", journal)[1:]] == ["terminated", "terminated"]
+
+
+def test_an_episode_is_printed_token_by_token(journal, capsys):
+    # Rewards 1 and 0: 0.5 off the mean, deviation sqrt(0.5).
+    assert printed(capsys, "episodes", "show", journal) == [
+        "episode train-0001/s/0 of 4; the others with --episode",
+        "environment  x/Y-v0",
+        "scenario     s, seed 3",
+        "policy       tiny@0",
+        "reward       +1",
+        "end          terminated",
+        "tools        look",
+        "",
+        "sequence 1 of 1: 24 tokens, 3 sampled",
+        "   place  kind       token    logprob  advantage",
+        "       0  context      100",
+        "       1  context      101",
+        "       2  context      102",
+        "       …  context  14 more tokens",
+        "      17  context      117",
+        "      18  context      118",
+        "      19  context      119",
+        "turn 0: reward +0, advantage +0.7070, stop",
+        "      20  sampled        1    -0.2500    +0.7070",
+        "      21  sampled        2    -4.0000    +0.7070",
+        "      22  context        9",
+        "turn 1: reward +1 (found +1), advantage +0.7070, stop",
+        "      23  sampled        3    -0.5000    +0.7070",
+    ]
+
+
+def test_long_contexts_are_whole_with_all(journal, capsys):
+    lines = printed(capsys, "episodes", "show", journal, "--all")
+    assert sum("context" in line for line in lines) == 21
+    assert not any("…" in line for line in lines)
+
+
+def test_advantages_are_those_that_the_run_computes(journal, capsys):
+    Path("run/config.yaml").write_text("env: {id: x/Y-v0}\ngrpo: {advantage: leave_one_out, credit: turn, discount: 0.5}\n")
+    turns = [line for line in printed(capsys, "episodes", "show", journal) if line.startswith("turn")]
+    # The first turn's return-to-go is 0.5 against 0; nobody else came to the second.
+    assert [line.split(", ")[1] for line in turns] == ["advantage +0.5000", "advantage +0.0000"]
+
+
+@pytest.mark.parametrize("name", ["train-0001/t/0", "train-0001/s/2"])
+def test_an_episode_without_others_to_compare_has_no_advantage(journal, capsys, name):
+    lines = printed(capsys, "episodes", "show", journal, "--episode", name)
+    assert not any("+0.0" in line for line in lines)
+    if name.endswith("t/0"):
+        assert "turn 0: reward +0, advantage -, stop, 1 invalid calls" in lines
+        assert "       1  sampled        6    -0.5000          -" in lines
+    else:
+        assert "failure      gone" in lines
+
+
+def test_forks_are_shown_with_their_cause(capsys):
+    lines = printed(capsys, "episodes", "show", write(episode(0, turn([1], [2]), turn([1, 8, 3], [4]))))
+    assert [line for line in lines if line.startswith("sequence")] == [
+        "sequence 1 of 2: 2 tokens, 1 sampled",
+        "sequence 2 of 2, a fork: sampled_tokens: 4 tokens, 1 sampled",
+    ]
+
+
+def test_a_turn_that_sampled_nothing_is_told_of(capsys):
+    lines = printed(capsys, "episodes", "show", write(episode(0, turn([1], []), turn([1, 2], [3]), turn([1, 2, 3, 4], []))))
+    assert [line for line in lines if line.startswith("turn")] == [
+        "turn 0: reward +0, advantage -, stop, nothing sampled",
+        "turn 1: reward +0, advantage -, stop",
+        "turn 2: reward +0, advantage -, stop, nothing sampled",
+    ]
+
+
+def test_an_episode_without_tokens_is_shown_by_its_messages(capsys):
+    lines = printed(capsys, "episodes", "show", write(episode(0, turn(None, None))))
+    assert any(line.startswith("its tokens weren't recorded: turn 0 of episode train-0001/s/0") for line in lines)
+    assert lines[-3:] == ["user: Go on.", "turn 0: reward +0, advantage -, stop", "assistant: look({})"]
+
+
+def test_what_a_model_wrote_does_not_reach_the_terminal_raw(capsys):
+    evil = episode(0, turn(None, None))
+    evil.turns[0].action = {"role": "assistant", "content": "\x1b[2Jgone\ud800"}
+    assert printed(capsys, "episodes", "show", write(evil))[-1] == "assistant: \\x1b[2Jgone?"
+
+
+def test_a_terminal_gets_colours(journal, capsys, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(_episodes, "Console", lambda **options: Console(file=screen, force_terminal=True, color_system="standard", **options))
+    printed(capsys, "episodes", "show", journal)
+    assert "\x1b[" in screen.getvalue()
+
+
+@pytest.mark.train
+def test_with_a_tokenizer_tokens_are_shown_as_text(capsys, tiny_model):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+    prompt, reply = tokenizer.encode("<|im_start|>assistant\n"), tokenizer.encode("Hello<|im_end|>")
+    journal = write(episode(0, turn(prompt, reply), turn([*prompt, *tokenizer.encode("Bye<|im_end|>")], reply)))
+    lines = printed(capsys, "episodes", "show", journal, "--tokenizer", tiny_model)
+    assert lines[8] == f"sequence 1 of 2: {len(prompt) + len(reply)} tokens, {len(reply)} sampled"
+    shown = [line.rpartition("  ")[2] for line in lines[10:] if "sampled  " in line or "context  " in line][: len(prompt) + len(reply)]
+    assert shown[0] == "'<|im_start|>'"
+    assert shown[-2:] == ["'Hello'", "'<|im_end|>'"]
+    assert "".join(text[1:-1] for text in shown) == "<|im_start|>assistant\\nHello<|im_end|>"
+    assert any(line.startswith("sequence 2 of 2, a fork: history") for line in lines)
+
+
+def test_a_journal_that_is_not_there(refused):
+    assert refused("episodes", "ls", "nowhere.jsonl") == "there is no file nowhere.jsonl; a run's journals are in its folder episodes/"
+    assert refused("episodes", "show", "nowhere.jsonl") == "there is no file nowhere.jsonl; a run's journals are in its folder episodes/"
+
+
+def test_a_folder_instead_of_a_journal(refused, journal):
+    assert refused("episodes", "ls", "run") == "run is a folder; give one of its journals: train-0001.jsonl"
+    Path("empty").mkdir()
+    assert refused("episodes", "ls", "empty") == "empty is a folder; give a journal, such as train-0001.jsonl"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00", b'{"torn": ', b"no JSON\n"])
+def test_a_file_without_an_episode(refused, content):
+    Path("file.jsonl").write_bytes(content)
+    assert "file.jsonl" in refused("episodes", "ls", "file.jsonl")
+    assert "file.jsonl" in refused("episodes", "show", "file.jsonl")
+
+
+@pytest.mark.parametrize("content", [b"no JSON\n{}\n", b'{"some": "thing"}\n', b"[1, 2]\n", b"null\n"])
+def test_a_file_of_something_else(refused, content):
+    Path("file.jsonl").write_bytes(content)
+    line = refused("episodes", "show", "file.jsonl")
+    assert line.startswith("file.jsonl, line 1 ")
+    assert line.endswith("; give a journal of episodes, as a run writes them")
+
+
+def test_an_unknown_episode(refused, journal):
+    assert refused("episodes", "show", str(journal), "--episode", "train-9") == (
+        f"{journal} holds no episode 'train-9'; it holds train-0001/s/0, train-0001/s/1, train-0001/s/2… (art-gym episodes ls {journal})"
+    )
+
+
+@pytest.mark.train
+def test_an_unknown_tokenizer(refused, journal, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path("folder").mkdir()
+    for name in ("folder", "./nowhere"):
+        line = refused("episodes", "show", str(journal), "--tokenizer", name)
+        assert line.startswith(f"--tokenizer {name}: no tokenizer there (")
+        assert line.endswith("; give smollm2-135m, a model's folder or a hub id")
+
+
+def test_without_a_tokenizer_it_loads_neither_torch_nor_transformers(journal):
+    program = f"""
+import sys
+from art_gym.cli import main
+assert main(["episodes", "show", {str(journal)!r}]) == 0
+assert not {{"torch", "transformers"}} & set(sys.modules), "loaded"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_without_a_word_it_tells_what_there_is(capsys):
+    lines = printed(capsys, "episodes")
+    assert any(line.split()[1:2] == ["ls"] for line in lines)
+    assert any(line.split()[1:2] == ["show"] for line in lines)
+
+
+def test_an_unknown_subcommand(refused):
+    assert refused("episodes", "look") == "No such command 'look'."

@@ -1,0 +1,58 @@
+"""A few optimiser steps of the tiny model, by as many processes as torchrun starts: `processes_run.py MODEL SCRATCH OUT LOSS_TYPE`.
+
+The main process writes the adapter and the figures to OUT.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from art_gym_trainers.grpo import GRPOTrainer, grpo_config
+from art_gym_trainers.policy import load_policy, load_tokenizer
+from art_gym_trainers.rows import Row
+from art_gym_trainers.sequences import TokenSequence
+
+
+def group(number: int, size: int, rng: random.Random) -> list[Row]:
+    prompt = [rng.randrange(20, 1000) for _ in range(15)]
+    rows = []
+    for member in range(size):
+        own = [rng.randrange(20, 1000) for _ in range(rng.randint(2, 9))]
+        sampled = [False] * len(prompt) + [True] * len(own)
+        logprobs = [-10.5 if flag else 0.0 for flag in sampled]
+        turns = [0 if flag else -1 for flag in sampled]
+        rows.append(Row.uniform(TokenSequence(f"{number}-{member}", prompt + own, sampled, logprobs, turns), rng.gauss(0, 1)))
+    return rows
+
+
+def main(model: Path, scratch: Path, out: Path, loss_type: Any) -> None:
+    torch.set_num_threads(1)
+    policy = load_policy(model, dtype="float32", lora_rank=4, lora_alpha=8)
+    options: dict[str, Any] = {"kl_coef": 0.1, "importance_correction": "token_truncate", "entropy_coef": 0.01, "top_entropy_quantile": 0.8}
+    config = grpo_config(scratch, learning_rate=1e-2, loss_type=loss_type, **options)
+    rng = random.Random(0)
+    # The second step is one micro-batch, of which one of two processes has none; the third batch is empty.
+    batches = [[group(0, 4, rng) + group(1, 3, rng), group(2, 1, rng)], [], [group(3, 4, rng)]]
+    asked = []
+
+    def feed() -> Any:
+        for batch in batches:
+            asked.append(1)
+            yield batch
+
+    trainer = GRPOTrainer(policy, config, batches=feed(), processing_class=load_tokenizer(model), token_budget=40)
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        weights = {name: parameter.detach().clone() for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        torch.save({"weights": weights, "steps": trainer.state.global_step, "losses": trainer.take_statistics().losses}, out)
+    else:
+        assert not asked
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]), sys.argv[4])

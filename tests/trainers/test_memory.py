@@ -1,0 +1,96 @@
+"""What a pass is predicted to take, and what is done about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from art_gym.errors import UsageError  # noqa: E402
+from art_gym_trainers import memory  # noqa: E402
+from art_gym_trainers.memory import GIB, PassMemory, choose_budget, measure  # noqa: E402
+from art_gym_trainers.policy import load_policy  # noqa: E402
+from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring  # noqa: E402
+
+pytestmark = pytest.mark.train
+
+
+@pytest.fixture
+def policy(tiny_model: Path) -> Any:
+    policy = load_policy(tiny_model, dtype="float32")
+    assert add_scoring(policy.get_base_model()) is TreeBatch
+    return policy
+
+
+def saved_bytes(policy: Any, tokens: int) -> int:
+    """What autograd keeps of a pass, counted here."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Any) -> Any:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    batch = TreeBatch.build([list(range(tokens))], [[False] * (tokens - 1) + [True]])
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        held = policy(batch=batch)
+    del held
+    own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+def test_a_long_pass_keeps_what_two_short_ones_say(policy: Any) -> None:
+    found = measure(policy, TreeBatch, vocabulary=49152)
+    growth = saved_bytes(policy, 900) - saved_bytes(policy, 300)
+    assert found.token_bytes * 600 == pytest.approx(growth, rel=0.03)
+
+
+def test_recomputed_layers_keep_their_inputs_and_one_layers_rest(policy: Any) -> None:
+    plain = measure(policy, TreeBatch, vocabulary=49152)
+    policy.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    found = measure(policy, TreeBatch, vocabulary=49152)
+    # Two layers: half of what both keep, and the inputs of both, which are 64 floats wide.
+    assert plain.token_bytes / 2 < found.token_bytes < 0.8 * plain.token_bytes
+    assert all(module.gradient_checkpointing for module in policy.modules() if hasattr(module, "gradient_checkpointing"))
+
+
+def test_padded_rows_are_measured_too(policy: Any) -> None:
+    assert measure(policy, PaddedBatch, vocabulary=49152).token_bytes > 0
+
+
+def test_the_optimiser_keeps_a_gradient_and_two_moments(policy: Any) -> None:
+    trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
+    assert measure(policy, TreeBatch, vocabulary=49152).optimiser_bytes == 12 * trained
+
+
+NEEDS = PassMemory(token_bytes=1e6, head_bytes=2 * 10**8, optimiser_bytes=10**8)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "chosen"),
+    [
+        # (0.8 * 10e9 - 0.3e9) / 1.3e6 = 5923
+        (None, 10 * 10**9, 5923),
+        (None, 10**12, memory.MOST_TOKENS),
+        (None, None, memory.MOST_TOKENS),
+        (5923, 10 * 10**9, 5923),
+        (100, 10 * 10**9, 100),
+        (20_000, 10**12, 20_000),
+    ],
+)
+def test_passes_are_as_long_as_memory_allows(wanted: int | None, free: int | None, chosen: int) -> None:
+    assert choose_budget(NEEDS, wanted, free) == chosen
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "text"),
+    [
+        (5924, 10 * 10**9, r"grpo.token_budget=5924 tokens needs about 7.5 GiB, and 9.3 GiB are free; set grpo.token_budget to at most 5923"),
+        (None, GIB, r"training needs about 0.9 GiB for a pass of 512 tokens, and 1.0 GiB are free; end other programs"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_way_out(wanted: int | None, free: int, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        choose_budget(NEEDS, wanted, free)

@@ -1,0 +1,145 @@
+"""What a training pass takes of memory, worked out before the first one.
+
+Autograd keeps some tensors of the forward pass for the backward pass; what it keeps is measured on two short passes of the model itself, so
+that nothing has to be assumed about its layers, its adapter or gradient checkpointing. Both grow in proportion to the tokens, as fused
+attention keeps no scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from art_gym.engine import available_bytes
+from art_gym.errors import UsageError
+from art_gym_trainers.scoring import HEAD_ROWS, PaddedBatch, TreeBatch
+
+GIB = 2**30
+
+MOST_TOKENS = 16384
+"""Longest pass that is chosen for a machine with memory to spare: beyond it nothing gets faster."""
+
+_LEAST_TOKENS = 512
+
+_SLACK = 1.3
+"""Kept tensors times this is the peak: gradients and temporary tensors of the layer at work come on top, and allocators round up. Measured:
+see tests/benchmarks/train_throughput.py."""
+
+_SHARE = 0.8
+"""Of the free memory, so much is planned with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassMemory:
+    """What passes through a model take.
+
+    Attributes:
+        token_bytes: Each token of a pass.
+        head_bytes: The head's logits and what is computed from them, whatever the pass's length.
+        optimiser_bytes: Gradients and the optimiser's state, once training has begun.
+    """
+
+    token_bytes: float
+    head_bytes: int
+    optimiser_bytes: int
+
+    def peak(self, tokens: int) -> int:
+        """Bytes that training with passes of so many tokens adds at its peak."""
+        return int(self.token_bytes * tokens * _SLACK) + self.head_bytes + self.optimiser_bytes
+
+    def most_tokens(self, free: int) -> int:
+        """The longest pass that fits into so many bytes."""
+        return int((free * _SHARE - self.head_bytes - self.optimiser_bytes) / (self.token_bytes * _SLACK))
+
+
+def measure(model: torch.nn.Module, kind: type[TreeBatch] | type[PaddedBatch], *, vocabulary: int) -> PassMemory:
+    """Find out what passes take by two short ones.
+
+    Args:
+        model: As it is trained.
+        kind: What it scores, as `art_gym_trainers.scoring.add_scoring` says.
+        vocabulary: Number of different tokens.
+    """
+    short, long = 32, 160
+    device = next(model.parameters()).device
+
+    def per_token() -> float:
+        return (_kept_bytes(model, kind, long, device) - _kept_bytes(model, kind, short, device)) / (long - short)
+
+    token_bytes = per_token()
+    recomputed: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False) is True]
+    if recomputed:
+        for module in recomputed:
+            module.gradient_checkpointing = False
+        # Backward, the layer at work keeps what all of them would.
+        token_bytes += per_token() / sum(isinstance(module, GradientCheckpointingLayer) for module in recomputed)
+        for module in recomputed:
+            module.gradient_checkpointing = True
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return PassMemory(
+        token_bytes=token_bytes,
+        # The logits in the model's dtype and in float32, their exponentials, and those in the model's dtype again.
+        head_bytes=HEAD_ROWS * vocabulary * (4 + 4 + 2 + 2),
+        # A gradient and Adam's two moments, in float32.
+        optimiser_bytes=12 * trained,
+    )
+
+
+def choose_budget(memory: PassMemory, wanted: int | None, free: int | None) -> int:
+    """Choose the most tokens of a pass, or check the number that is wanted.
+
+    Args:
+        memory: What passes take.
+        wanted: A number of tokens; None to choose one.
+        free: Bytes that are free; None where that is unknown.
+
+    Raises:
+        UsageError: So many tokens don't fit, or none at all do.
+    """
+    fits = MOST_TOKENS if free is None else memory.most_tokens(free)
+    if fits < _LEAST_TOKENS and (wanted is None or wanted > fits):
+        raise UsageError(
+            f"training needs about {memory.peak(_LEAST_TOKENS) / GIB:.1f} GiB for a pass of {_LEAST_TOKENS} tokens, and "
+            f"{(free or 0) / GIB:.1f} GiB are free; end other programs, lower engine.kv_cache_gib, or take a smaller model"
+        )
+    if wanted is None:
+        return min(fits, MOST_TOKENS)
+    if wanted > fits:
+        raise UsageError(
+            f"a pass of grpo.token_budget={wanted} tokens needs about {memory.peak(wanted) / GIB:.1f} GiB, and {(free or 0) / GIB:.1f} GiB "
+            f"are free; set grpo.token_budget to at most {fits}, or to auto"
+        )
+    return wanted
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be had on a device, in bytes; None if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()
+
+
+def _kept_bytes(model: torch.nn.Module, kind: type[TreeBatch] | type[PaddedBatch], tokens: int, device: torch.device) -> int:
+    """Bytes of what autograd keeps of a pass, parameters left out and shared storages once."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    # All tokens are scored by a pass of one: the head's share is counted apart.
+    scored = [[False] * (tokens - 1) + [True]]
+    batch = kind.build([[1 + place % 7 for place in range(tokens)]], scored, device)
+    training = model.training
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs, _ = model(batch=batch)
+        del logprobs
+    model.train(training)
+    return sum(kept.values())
