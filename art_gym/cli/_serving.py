@@ -126,7 +126,9 @@ class Serving:
         dtype = self.engine.config.dtype if isinstance(self.engine, Engine) else "auto"
         # In bfloat16 rare tokens are off by several hundredths of a nat.
         exact = self._config.model.dtype == dtype == "float32"
-        probe = Probe(probe_tokens[:_PROBE_TOKENS], tolerance=0.01 if exact else 0.15)
+        # The engine's base isn't of 4 bits.
+        rough = 0.5 if self._config.model.method == "qlora" else 0.15
+        probe = Probe(probe_tokens[:_PROBE_TOKENS], tolerance=0.01 if exact else rough)
         if self._lora and isinstance(policy, PeftModel):
             return LoraPublisher(policy, self.engine, self._folder / "adapters", self._name, probe)
         return MergedPublisher(policy, self.engine, self._folder / "weights", self.engine.model, probe, dtype)

@@ -39,10 +39,13 @@ from art_gym_trainers.advantages import tells_something
 from art_gym_trainers.alarms import not_finite
 from art_gym_trainers.forks import token_decoder
 from art_gym_trainers.grpo import GRPOTrainer, grpo_config
-from art_gym_trainers.policy import load_policy, load_saved, load_tokenizer
+from art_gym_trainers.lora import fuse_lora
+from art_gym_trainers.memory import GIB, choose_budget, free_bytes, measure
+from art_gym_trainers.policy import base_model, load_policy, load_saved, load_tokenizer
 from art_gym_trainers.publish import Published
 from art_gym_trainers.rows import Row, batch_rows, split_steps
 from art_gym_trainers.sampling import SampledBatch, sample_batch
+from art_gym_trainers.scoring import add_scoring
 from art_gym_trainers.sequences import episode_sequences, require_tokens
 from art_gym_trainers.sft import episode_examples, warm_start
 
@@ -78,6 +81,7 @@ def run_training(config: RunConfig, folder: Path, *, model_folder: Path, live: L
     saved = _standing.found(config, folder)
     with ExitStack() as stack:
         run = _Run(config, folder, model_folder, live, stack)
+        run.plan_memory(saved)
         run.measure_untrained()
         if config.warm_start.enabled:
             run.warm_up()
@@ -99,7 +103,7 @@ class _Run:
         self.name = config.model.name.rstrip("/").rpartition("/")[2]
         self.checkpoints = folder / _standing.CHECKPOINTS
         # Before anything is started, since it may refuse a setting.
-        self.grpo_config = _grpo_config(config, self.checkpoints)
+        self._recomputes = _grpo_config(config, self.checkpoints).gradient_checkpointing
         self.store = stack.enter_context(EpisodeStore(folder))
         self.env_kwargs = config.env.kwargs
         live.phase("engine", "vLLM is starting")
@@ -132,6 +136,31 @@ class _Run:
 
     # ------------------------------------------------------------------ stages
 
+    def plan_memory(self, saved: Checkpoint | None) -> None:
+        """Choose how long training's passes are, before anything is spent on a run that couldn't train.
+
+        A run that goes on cuts its steps as it did, so that they are the same to the last bit.
+        """
+        kind = add_scoring(base_model(self.policy))
+        fuse_lora(self.policy)
+        if self._recomputes:
+            self.policy.gradient_checkpointing_enable()
+        wanted = None if self.config.grpo.token_budget == "auto" else self.config.grpo.token_budget
+        if saved is not None and wanted is None:
+            wanted = int(saved.details["token_budget"])
+        with self.serving.asleep():
+            memory = measure(self.policy, kind, vocabulary=base_model(self.policy).get_output_embeddings().weight.shape[0])
+            free = free_bytes(base_model(self.policy).device)
+        self.token_budget = choose_budget(memory, wanted, free)
+        self.live.note(
+            f"training in passes of at most {self.token_budget} tokens, which take up to {memory.peak(self.token_budget) / GIB:.1f} GiB"
+        )
+        longest = self.config.engine.max_model_len
+        if free is not None and longest > self.token_budget and memory.peak(longest) > free:
+            self.live.note(
+                f"warning: an episode of engine.max_model_len={longest} tokens would take {memory.peak(longest) / GIB:.1f} GiB to train on"
+            )
+
     def measure_untrained(self) -> None:
         self._evaluate("untrained")
         # A server that gives no tokens is found out here, before anything is spent on training.
@@ -153,6 +182,7 @@ class _Run:
                     learning_rate=settings.learning_rate,
                     batch_size=settings.batch_size,
                     seed=self.config.seed,
+                    bf16=_computes_in_bfloat16(self.config),
                     on_step=lambda step, steps, loss: self.live.phase("warm start", f"step {step} of {steps}, loss {loss:.3f}"),
                 )
             scratch = self._warm_adapter.with_name(".warm-start.part")
@@ -169,15 +199,16 @@ class _Run:
         if saved and (differing := _standing.differing_versions(saved)):
             self.live.note(f"warning: {saved.folder.name} was written with other versions, so that figures may differ: {', '.join(differing)}")
         if done < settings.batches:
-            trainer = GRPOTrainer(
-                self.policy,
-                self.grpo_config,
-                batches=self._batches(done, self._next_scenario(saved)),
-                processing_class=self.tokenizer,
-                token_budget=self._token_budget(saved),
-            )
-            budget, peak = trainer.token_budget, trainer.pass_memory.peak(trainer.token_budget)
-            self.live.note(f"training in passes of at most {budget} tokens, which take up to {peak / 2**30:.1f} GiB")
+            # Made anew, since each trainer sets up the process's precision as its own configuration says.
+            arguments = _grpo_config(self.config, self.checkpoints)
+            with self.serving.asleep():
+                trainer = GRPOTrainer(
+                    self.policy,
+                    arguments,
+                    batches=self._batches(done, self._next_scenario(saved)),
+                    processing_class=self.tokenizer,
+                    token_budget=self.token_budget,
+                )
             self._trainer = trainer
             trainer.train(resume_from_checkpoint=str(saved.folder) if saved else None)
         elif saved and "grpo" not in read_evaluations(self.folder):
@@ -235,7 +266,7 @@ class _Run:
                 "seconds_train": seconds_train,
                 "seconds_publish": published.seconds,
             }
-            details = {"policy": f"{self.name}@{batch}", "next_scenario": scenario, "token_budget": self._trainer.token_budget}
+            details = {"policy": f"{self.name}@{batch}", "next_scenario": scenario, "token_budget": self.token_budget}
             alarmed = _standing.keep(self.config, self.folder, row, save=self._trainer.save, details=details)
             self.live.row(row)
             for alarm in alarmed:
@@ -329,12 +360,6 @@ class _Run:
     def _warm_adapter(self) -> Path:
         return self.checkpoints / "warm-start"
 
-    def _token_budget(self, saved: Checkpoint | None) -> int | None:
-        """What is set, or None for what fits; a run that goes on cuts its steps as it did, so that they are the same to the last bit."""
-        if self.config.grpo.token_budget != "auto":
-            return self.config.grpo.token_budget
-        return int(saved.details["token_budget"]) if saved is not None else None
-
     def _next_scenario(self, saved: Checkpoint | None) -> int:
         """The number of the first scenario that no batch was trained on: the warm start's come first, then those of each batch."""
         if saved is not None:
@@ -361,6 +386,11 @@ class _Run:
             env.close()
 
 
+def _computes_in_bfloat16(config: RunConfig) -> bool:
+    """Whether by autocast: under an adapter the base has the dtype of the passes already."""
+    return config.model.method == "full" and config.model.dtype == "bfloat16"
+
+
 def _grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     settings = config.grpo
     chosen: dict[str, Any] = {
@@ -380,8 +410,7 @@ def _grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "adam_beta1": settings.adam_beta1,
         "adam_beta2": settings.adam_beta2,
         "seed": config.seed,
-        # What is trained is float32; with an adapter on it the base has the dtype of the passes already.
-        "bf16": config.model.method == "full" and config.model.dtype == "bfloat16",
+        "bf16": _computes_in_bfloat16(config),
     }
     if twice := sorted(set(settings.trl) & set(chosen)):
         raise UsageError(f"grpo.trl.{twice[0]} has a setting of its own; set that instead (`art-gym train --help` lists them)")

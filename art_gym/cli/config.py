@@ -271,8 +271,8 @@ class AlarmsSection(Section):
         return self
 
 
-CHANGEABLE = ("checkpoints", "alarms")
-"""Sections that a resumed run may have other settings in: nothing that it computes depends on them."""
+CHANGEABLE = ("checkpoints", "alarms", "grpo.token_budget")
+"""What a resumed run may set otherwise: nothing that it computes depends on it, rounding apart."""
 
 
 class RunConfig(Section):
@@ -341,7 +341,7 @@ class RunConfig(Section):
         write_text(path, text)
 
     def differences(self, other: RunConfig) -> list[str]:
-        """Dotted names of the settings that differ, but for the sections that a resumed run may change (`CHANGEABLE`).
+        """Dotted names of the settings that differ, but for those that a resumed run may change (`CHANGEABLE`).
 
         >>> config = RunConfig.from_values({"env": {"id": "art_gym/Lookup-v0"}})
         >>> config.differences(config.model_copy(update={"seed": 3}))
@@ -349,7 +349,7 @@ class RunConfig(Section):
         """
         ours, theirs = flatten(self.model_dump(mode="json")), flatten(other.model_dump(mode="json"))
         differing = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
-        return [key for key in differing if key.partition(".")[0] not in CHANGEABLE]
+        return [key for key in differing if not f"{key}.".startswith(tuple(f"{name}." for name in CHANGEABLE))]
 
 
 def recipe(env_id: str) -> dict[str, Any]:

@@ -35,9 +35,9 @@ class Run(_Run):
         self.folder, self.name, self.agent = folder, "tiny", None
         self.store = EpisodeStore(folder)
         self.live = SimpleNamespace(phase=lambda *_: None, row=lambda _: None, note=lambda _: None)
-        self.serving = SimpleNamespace(asleep=nullcontext)
+        self.serving, self.token_budget = SimpleNamespace(asleep=nullcontext), 1000
         self.tokenizer = SimpleNamespace(decode=lambda ids, **_: str(ids))
-        self._trainer = SimpleNamespace(take_statistics=BatchStatistics, save=save, token_budget=1000)
+        self._trainer = SimpleNamespace(take_statistics=BatchStatistics, save=save)
         self._train_pool = []
         self.calls, self.kill_at, self.failing = [], kill_at, failing
 

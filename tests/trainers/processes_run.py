@@ -1,4 +1,4 @@
-"""A few optimiser steps of the tiny model, by as many processes as torchrun starts: `processes_run.py MODEL SCRATCH OUT LOSS_TYPE`.
+"""A few optimiser steps of the tiny model, by as many processes as torchrun starts: `processes_run.py MODEL SCRATCH OUT LOSS_TYPE BUDGET`.
 
 The main process writes the adapter and the figures to OUT.
 """
@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from art_gym.errors import UsageError
 from art_gym_trainers.grpo import GRPOTrainer, grpo_config
 from art_gym_trainers.policy import load_policy, load_tokenizer
 from art_gym_trainers.rows import Row
@@ -30,7 +32,12 @@ def group(number: int, size: int, rng: random.Random) -> list[Row]:
     return rows
 
 
-def main(model: Path, scratch: Path, out: Path, loss_type: Any) -> None:
+def figures(trainer: GRPOTrainer) -> dict[str, Any]:
+    statistics = trainer.take_statistics()
+    return {"losses": statistics.losses, "figures": statistics.to_dict()}
+
+
+def main(model: Path, scratch: Path, out: Path, loss_type: Any, budget: str) -> None:
     torch.set_num_threads(1)
     policy = load_policy(model, dtype="float32", lora_rank=4, lora_alpha=8)
     options: dict[str, Any] = {"kl_coef": 0.1, "importance_correction": "token_truncate", "entropy_coef": 0.01, "top_entropy_quantile": 0.8}
@@ -38,21 +45,26 @@ def main(model: Path, scratch: Path, out: Path, loss_type: Any) -> None:
     rng = random.Random(0)
     # The second step is one micro-batch, of which one of two processes has none; the third batch is empty.
     batches = [[group(0, 4, rng) + group(1, 3, rng), group(2, 1, rng)], [], [group(3, 4, rng)]]
-    asked = []
+    asked, saved = [], out.with_name("saved")
 
     def feed() -> Any:
         for batch in batches:
             asked.append(1)
             yield batch
+        saved.mkdir()
+        yield saved
 
-    trainer = GRPOTrainer(policy, config, batches=feed(), processing_class=load_tokenizer(model), token_budget=40)
+    trainer = GRPOTrainer(policy, config, batches=feed(), processing_class=load_tokenizer(model), token_budget=int(budget) or None)
     trainer.train()
+    if trainer.accelerator.num_processes > 1:
+        with pytest.raises(UsageError, match="let batches yield the folder"):
+            trainer.save(saved)
     if trainer.accelerator.is_main_process:
         weights = {name: parameter.detach().clone() for name, parameter in policy.named_parameters() if parameter.requires_grad}
-        torch.save({"weights": weights, "steps": trainer.state.global_step, "losses": trainer.take_statistics().losses}, out)
+        torch.save({"weights": weights, "steps": trainer.state.global_step, **figures(trainer)}, out)
     else:
         assert not asked
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), sys.argv[4])
+    main(*map(Path, sys.argv[1:4]), *sys.argv[4:6])

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from art_gym.errors import UsageError  # noqa: E402
 from art_gym_trainers.grpo import GRPOTrainer, grpo_config  # noqa: E402
-from art_gym_trainers.losses import LOSS_TYPES  # noqa: E402
+from art_gym_trainers.losses import LOSS_TYPES, clipped  # noqa: E402
 from art_gym_trainers.policy import load_policy, load_tokenizer, token_logprobs  # noqa: E402
 from art_gym_trainers.rows import Row  # noqa: E402
 from art_gym_trainers.sequences import TokenSequence  # noqa: E402
@@ -45,7 +45,7 @@ def random_rows(count: int = 6, seed: int = 0, shared: int = 0, forked: bool = F
                 sampled += [turn >= 0] * length
                 turns += [turn] * length
             logprobs = [-6.5 + rng.random() if flag else 0.0 for flag in sampled]
-            sequence = TokenSequence(f"e{index}", token_ids, sampled, logprobs, turns)
+            sequence = TokenSequence(f"e{index}", token_ids, sampled, logprobs, turns, fork="context" if part else None)
             rows.append(Row.by_turn(sequence, [rng.gauss(0, 1) for _ in range(2 * part + 2)]))
     return rows
 
@@ -182,11 +182,13 @@ def test_loss_and_gradients_equal_an_independent_computation_however_the_step_is
     policy: Any, tiny_model: Path, tmp_path: Path, loss_type: Any, token_budget: int, shared: int, forked: bool
 ) -> None:
     rows = random_rows(shared=shared, forked=forked)
-    trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=token_budget, loss_type=loss_type)
-    compare(trainer, policy, rows, independent_loss(policy, rows, loss_type))
+    # For cispo it is the largest ratio itself.
+    high = 1.5 if loss_type == "cispo" else 0.28
+    trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=token_budget, loss_type=loss_type, clip_high=high)
+    compare(trainer, policy, rows, independent_loss(policy, rows, loss_type, high=high))
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo", "sapo", "bnpo"])
 @pytest.mark.parametrize("token_budget", [10_000, 1])
 def test_ratios_of_whole_episodes_are_taken_over_all_their_sequences(
     policy: Any, tiny_model: Path, tmp_path: Path, loss_type: Any, token_budget: int
@@ -268,6 +270,12 @@ def test_episodes_far_off_the_policy_are_left_out_whole(policy: Any, tiny_model:
         ({"use_liger_kernel": True}, "replaces the model's forward pass"),
         ({"top_p": 0.9}, "would make the trainer's distribution another than the sampler's"),
         ({"use_adaptive_entropy": True}, "gives each micro-batch"),
+        ({"loss_type": "cispo"}, "clip_high=0.28 would cut every ratio"),
+        ({"loss_type": "vespo", "importance_correction": "sequence_mask"}, "vespo weights whole episodes itself"),
+        ({"beta": 0.1}, "beta is called kl_coef here"),
+        ({"epsilon_high": 0.1}, "epsilon_high is called clip_high here"),
+        ({"logging_steps": 10}, "would leave out figures that a run reports and is stopped by"),
+        ({"eval_strategy": "steps"}, "would make TRL generate"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -288,6 +296,27 @@ def test_the_figures_are_means_by_token(policy: Any, tiny_model: Path, tmp_path:
     assert figures["logprob_difference"] == pytest.approx(gaps.abs().mean().item(), rel=1e-4)
     assert figures["kl_sampler"] == pytest.approx((gaps.exp() - 1 - gaps).mean().item(), rel=1e-4)
     assert figures["kl_reference"] is None
+
+
+def test_what_is_cut_follows_the_loss() -> None:
+    log_ratio = torch.tensor([[0.5, -0.5, 0.0], [0.1, 2.0, 9.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    advantages = torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, 1.0]])
+
+    def cut(loss_type: str, level: str = "token", high: float = 0.28) -> Any:
+        found = clipped(loss_type, log_ratio, mask, advantages, level=level, low=0.2, high=high)
+        return None if found is None else found.tolist()
+
+    assert cut("dapo") == [True, True, False, False, True]
+    # Means 0 and 1.05: e^1.05 is above 1.28.
+    assert cut("grpo", "sequence") == [False, False, False, True, True]
+    assert cut("cispo", high=5.0) == [False, False, False, False, True]
+    assert cut("sapo") is cut("vespo") is None
+
+
+def test_two_episodes_of_one_id_are_told(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two episodes of an optimiser step have the id 'e0'; give the runner a journal"):
+        trainer_of(policy, tiny_model, tmp_path).training_step(policy, {"rows": random_rows(2) + random_rows(1, seed=3)})
 
 
 def test_without_a_step_there_are_no_figures_rather_than_zeros(policy: Any, tiny_model: Path, tmp_path: Path) -> None:

@@ -71,11 +71,12 @@ NEEDS = PassMemory(token_bytes=1e6, head_bytes=2 * 10**8, optimiser_bytes=10**8)
 @pytest.mark.parametrize(
     ("wanted", "free", "chosen"),
     [
-        # (0.8 * 10e9 - 0.3e9) / 1.3e6 = 5923
-        (None, 10 * 10**9, 5923),
+        # (0.8 * 10e9 - 0.3e9 - 0.3e9) / 1.25e6 = 5920
+        (None, 10 * 10**9, 5920),
         (None, 10**12, memory.MOST_TOKENS),
         (None, None, memory.MOST_TOKENS),
-        (5923, 10 * 10**9, 5923),
+        # Wanted, all that is free may be taken: (10e9 - 0.6e9) / 1.25e6 = 7520
+        (7520, 10 * 10**9, 7520),
         (100, 10 * 10**9, 100),
         (20_000, 10**12, 20_000),
     ],
@@ -84,11 +85,18 @@ def test_passes_are_as_long_as_memory_allows(wanted: int | None, free: int | Non
     assert choose_budget(NEEDS, wanted, free) == chosen
 
 
+def test_pairs_of_tokens_count_where_attention_keeps_them() -> None:
+    needs = PassMemory(token_bytes=1e6, head_bytes=0, optimiser_bytes=0, pair_bytes=100.0)
+    tokens = needs.most_tokens(10**10)
+    assert needs.peak(tokens) <= 10**10 < needs.peak(tokens + 1)
+    assert choose_budget(needs, None, 10**10) < tokens
+
+
 @pytest.mark.parametrize(
     ("wanted", "free", "text"),
     [
-        (5924, 10 * 10**9, r"grpo.token_budget=5924 tokens needs about 7.5 GiB, and 9.3 GiB are free; set grpo.token_budget to at most 5923"),
-        (None, GIB, r"training needs about 0.9 GiB for a pass of 512 tokens, and 1.0 GiB are free; end other programs"),
+        (7521, 10 * 10**9, r"grpo.token_budget=7521 tokens needs about 9.3 GiB, and 9.3 GiB are free; set grpo.token_budget to at most 7520"),
+        (None, GIB, r"training needs about 1.2 GiB for a pass of 512 tokens, and 1.0 GiB are free; end other programs"),
     ],
 )
 def test_what_does_not_fit_is_told_with_the_way_out(wanted: int | None, free: int, text: str) -> None:

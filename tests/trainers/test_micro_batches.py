@@ -64,7 +64,9 @@ EPISODE = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size
 
 
 def forked(episode: str, *sequences: list[int]) -> list[Row]:
-    return [replace(row_of(0, ids), sequence=replace(row_of(0, ids).sequence, episode_id=episode)) for ids in sequences]
+    rows = [row_of(0, ids) for ids in sequences]
+    forks = [None, *["context"] * (len(rows) - 1)]
+    return [replace(row, sequence=replace(row.sequence, episode_id=episode, fork=fork)) for row, fork in zip(rows, forks, strict=True)]
 
 
 @given(
@@ -82,7 +84,7 @@ def test_the_sequences_of_an_episode_are_never_parted(episodes: list[list[list[i
 def test_the_loss_sees_an_episode_a_row_and_sampled_tokens_only() -> None:
     short = TokenSequence("a", [5, 6], [False, True], [0.0, -0.5], [-1, 0])
     first = TokenSequence("b", [1, 2, 3, 4], [False, False, True, False], [0.0, 0.0, -0.1, 0.0], [-1, -1, 0, -1])
-    second = TokenSequence("b", [1, 9, 7, 8], [False, False, True, True], [0.0, 0.0, -0.2, -0.3], [-1, -1, 1, 1])
+    second = TokenSequence("b", [1, 9, 7, 8], [False, False, True, True], [0.0, 0.0, -0.2, -0.3], [-1, -1, 1, 1], fork="context")
     rows = [Row.by_turn(first, [2.0, 3.0]), Row.uniform(short, -1.0), Row(second, [0.0, 0.0, 3.0, 3.0], [0.0, 0.0, -0.4, -0.6])]
     tensors = collate(rows, total_sampled=4)
     assert tensors["completion_ids"].tolist() == [[3, 7, 8], [6, 0, 0]]

@@ -18,6 +18,7 @@ from art_gym_trainers.policy import load_policy, load_saved, load_tokenizer, tok
 from art_gym_trainers.publish import merged_state  # noqa: E402
 from art_gym_trainers.rows import Row  # noqa: E402
 from art_gym_trainers.sequences import TokenSequence  # noqa: E402
+from art_gym_trainers.sft import warm_start  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -53,6 +54,22 @@ def test_all_weights_are_trained_in_float32(tiny_model: Path, tmp_path: Path, op
     trained(policy, tiny_model, tmp_path, **options)
     unchanged = [name for name, parameter in policy.named_parameters() if torch.equal(parameter, before[name])]
     assert unchanged == []
+
+
+def test_a_warm_start_and_grpo_train_all_weights_in_bfloat16_passes(tiny_model: Path, tmp_path: Path) -> None:
+    from art_gym import Episode, Scenario, Turn, say
+
+    policy = load_policy(tiny_model, method="full")
+    turn = Turn([{"role": "user", "content": "Hi."}], say("Hello."))
+    episodes = [Episode(f"e{n}", "example/Any-v0", Scenario("s", seed=0), turns=[turn], terminated=True) for n in range(2)]
+    warm_start(policy, load_tokenizer(tiny_model), episodes, output_dir=tmp_path / "warm", batch_size=2, bf16=True)
+    trained(policy, tiny_model, tmp_path, bf16=True)
+    assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
+
+
+def test_under_autocast_a_float32_base_with_an_adapter_trains(tiny_model: Path, tmp_path: Path) -> None:
+    policy = load_policy(tiny_model, dtype="float32")
+    trained(policy, tiny_model, tmp_path, bf16=True)
 
 
 def test_the_reference_of_a_whole_model_is_what_it_was_at_first(tiny_model: Path, tmp_path: Path) -> None:

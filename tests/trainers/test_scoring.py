@@ -16,12 +16,18 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import (  # noqa: E402
     BloomConfig,
     BloomForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -63,16 +69,22 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gemma3, window of 6": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=6, layer_types=[SLIDING, FULL])),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128)),
 }
+# They do more to their logits than their heads do, and so compute them themselves.
+SCALED: dict[str, Callable[[], Any]] = {
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
+}
 # Their tokens see their past by other means than attention, or know their place by its mask.
 UNFIT: dict[str, Callable[[], Any]] = {
     "mamba": lambda: MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2)),
+    "lfm2, short convolutions": lambda: Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])),
     "bloom": lambda: BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4)),
 }
 
 
 def small(name: str) -> Any:
     torch.manual_seed(0)
-    model = {**MODELS, **UNFIT}[name]()
+    model = {**MODELS, **SCALED, **UNFIT}[name]()
     for parameter in model.parameters():  # attention that hardly matters would hide a mistake in it
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -81,7 +93,7 @@ def small(name: str) -> Any:
     return model.eval()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, *SCALED])
 def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     plain, scoring_model = small(request.param), small(request.param)
     assert add_scoring(scoring_model) is TreeBatch
@@ -167,6 +179,21 @@ def test_where_attention_allows_no_tree_rows_are_padded_and_that_is_told(name: s
     expected, entropies = one_by_one(plain, sequences, scored, 0.7)
     actual = model(batch=PaddedBatch.build(sequences, scored), temperature=0.7)
     torch.testing.assert_close(actual, (expected, entropies), rtol=1e-4, atol=1e-4)
+
+
+def test_a_first_token_can_not_be_scored() -> None:
+    for kind in (TreeBatch, PaddedBatch):
+        with pytest.raises(ValueError, match="first token can't be scored"):
+            kind.build([[1, 2], [3, 4]], [[False, True], [True, True]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_cached_reply_reads_all_of_its_past(dtype: Any) -> None:
+    plain, model = small("gemma2, capped").to(dtype), small("gemma2, capped").to(dtype)
+    assert add_scoring(model) is TreeBatch
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    written = [one.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=None).tolist() for one in (plain, model)]
+    assert written[0] == written[1]
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom"])

@@ -100,7 +100,8 @@ def writing(parent: Path, step: int, details: Mapping[str, Any], *, needs: Seque
         (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         for path in [*scratch.rglob("*"), scratch]:
             _sync(path)
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            _remove(final)
         os.replace(scratch, final)
         _sync(parent)
     except BaseException:
@@ -174,10 +175,16 @@ def prune(parent: Path, retention: Retention, scores: Mapping[int, float | None]
     kept |= {_step(folder) for folder in folders if retention.every and _step(folder) % retention.every == 0}
     for folder in folders[:-1]:
         if _step(folder) not in kept:
-            doomed = _hidden(folder, _REMOVING)
-            # Never half of it under its own name.
-            folder.rename(doomed)
-            shutil.rmtree(doomed)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    doomed = _hidden(folder, _REMOVING)
+    if doomed.exists():  # of a kill, and not pruned yet
+        shutil.rmtree(doomed)
+    # Never half of it under its own name.
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 def _folders(parent: Path) -> list[Path]:

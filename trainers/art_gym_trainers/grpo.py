@@ -23,10 +23,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from art_gym.errors import UsageError
 from art_gym_trainers.lora import fuse_lora
-from art_gym_trainers.losses import LOSS_TYPES, ImportanceCorrection, LossType, StepSize, importance_ratio, share
+from art_gym_trainers.losses import LOSS_TYPES, ImportanceCorrection, LossType, StepSize, clipped, importance_ratio, share
 from art_gym_trainers.memory import choose_budget, free_bytes, measure
 from art_gym_trainers.micro_batches import collate, episodes_of, micro_batches, sampled_tokens
-from art_gym_trainers.policy import base_model
+from art_gym_trainers.policy import base_model, keep_trained_in_float32
 from art_gym_trainers.rows import Row
 from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
 from art_gym_trainers.statistics import BatchStatistics
@@ -59,7 +59,7 @@ def grpo_config(
         max_steps: Most optimiser steps.
         temperature: What the tokens were sampled at.
         clip_low: How far below 1 the probability ratio may go before its gradient is cut.
-        clip_high: How far above 1; for `cispo` the ratio's largest value.
+        clip_high: How far above 1; for `cispo` the ratio's largest value, and so at least 1.
         max_grad_norm: Gradients are scaled down to this norm.
         loss_type: See `art_gym_trainers.losses.LossType`. With `importance_sampling_level="sequence"` it is GSPO's (arXiv 2507.18071).
         kl_coef: Weight of the KL divergence from the reference, which is the model without its adapter; TRL's `beta`.
@@ -77,6 +77,15 @@ def grpo_config(
         raise UsageError(f"unknown loss_type {loss_type!r}; it is one of: {', '.join(LOSS_TYPES)}")
     if importance_correction not in get_args(ImportanceCorrection):
         raise UsageError(f"unknown importance_correction {importance_correction!r}; it is one of: {', '.join(get_args(ImportanceCorrection))}")
+    if loss_type == "cispo" and clip_high < 1:
+        raise UsageError(f"clip_high={clip_high} would cut every ratio, as for cispo it is the largest one; give at least 1, such as 5")
+    if loss_type == "vespo" and importance_correction.startswith("sequence"):
+        raise UsageError(
+            f"vespo weights whole episodes itself, so that importance_correction can't be {importance_correction}; take token_truncate"
+        )
+    for name, own in _OWN_NAMES.items():
+        if name in overrides:
+            raise UsageError(f"{name} is called {own} here; give that instead")
     known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     if unknown := sorted(set(overrides) - known):
         raise UsageError(f"trl.GRPOConfig has no field {unknown[0]!r}; its fields are listed in TRL's documentation of GRPOConfig")
@@ -126,6 +135,18 @@ def grpo_config(
 
 
 _OURS = "is decided by the episodes and by how their steps are cut; leave it out"
+_OWN_NAMES = {
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+    "beta": "kl_coef",
+    "vllm_importance_sampling_correction": "importance_correction",
+    "vllm_importance_sampling_mode": "importance_correction",
+    "vllm_importance_sampling_clip_max": "importance_max",
+}
+"""Fields of TRL's configuration that are parameters of `grpo_config` by other names."""
+
+_FIGURES = "would leave out figures that a run reports and is stopped by"
+_KEPT = "is decided by the run, which writes its own checkpoints"
 _REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (lambda value: value != 1, _OURS),
     "per_device_train_batch_size": (lambda value: True, _OURS),
@@ -133,6 +154,11 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "steps_per_generation": (lambda value: value != 1, _OURS),
     "num_iterations": (lambda value: value != 1, "would train on a step's rows again; give more optimiser steps a batch instead"),
     "use_adaptive_entropy": (bool, "gives each micro-batch a say in the coefficient, so that the cut would matter; set entropy_coef"),
+    "logging_steps": (lambda value: value != 1, _FIGURES),
+    "logging_strategy": (lambda value: value != "steps", _FIGURES),
+    "save_strategy": (lambda value: value != "no", _KEPT),
+    "save_steps": (lambda value: True, _KEPT),
+    "eval_strategy": (lambda value: value != "no", "would make TRL generate; measure with `art-gym eval` or evaluation.every"),
     "use_vllm": (bool, "would make TRL generate; episodes come from art_gym's runner"),
     "mask_truncated_completions": (bool, "is about completions that TRL generates; leave truncated episodes out of the groups instead"),
     "scale_rewards": (lambda value: True, "is about rewards that TRL computes; choose the advantages of the rows instead"),
@@ -155,7 +181,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         model: A policy with a trainable adapter (`art_gym_trainers.policy.load_policy`), or a whole model to fine-tune.
         args: `grpo_config(...)`.
         batches: Yields a batch at a time, as the rows of each of its optimiser steps. It is asked for the next only when the last step has been
-            taken, so that it may publish the policy and play new episodes in between; training ends when it ends.
+            taken, so that it may publish the policy and play new episodes in between; training ends when it ends. A folder among them is
+            where a checkpoint is written then.
         processing_class: The model's tokenizer.
         token_budget: Most tokens of one forward and backward pass; None for as many as the free memory allows.
 
@@ -171,7 +198,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         self,
         model: PeftModel | PreTrainedModel,
         args: trl.GRPOConfig,
-        batches: Iterable[Sequence[Sequence[Row]]],
+        batches: Iterable[Sequence[Sequence[Row]] | Path],
         processing_class: PreTrainedTokenizerBase,
         token_budget: int | None = None,
         **kwargs: Any,
@@ -179,15 +206,17 @@ class GRPOTrainer(trl.GRPOTrainer):
         # TRL asks for prompts and a reward function, neither of which is used: rows arrive with tokens and advantages.
         prompts = Dataset.from_dict({"prompt": [""]})
         super().__init__(model, _no_reward, args, train_dataset=prompts, processing_class=processing_class, **kwargs)
-        self._batch = add_scoring(base_model(self.model))
-        if self.ref_model is not None:
-            add_scoring(self.ref_model)
+        if isinstance(self.model, PeftModel):
+            keep_trained_in_float32(self.model)
+        self._batch = self._agreed_batch()
         fuse_lora(self.model)
+        if args.gradient_checkpointing:
+            # As transformers does when training begins; what passes take depends on it.
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs)
         self.remove_callback(PrinterCallback)
         self.batches = batches
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        self.pass_memory = measure(self.model, self._batch, vocabulary=vocabulary)
-        self.token_budget = choose_budget(self.pass_memory, token_budget, free_bytes(self.args.device))
+        self.pass_memory = measure(self.model, self._batch, vocabulary=self.model.get_output_embeddings().weight.shape[0])
+        self.token_budget = choose_budget(self.pass_memory, token_budget, self._agreed_free_bytes())
         # TRL multiplies the loss by the correction's ratio where it believes that vLLM sampled, as it did; TRL itself calls none.
         self.use_vllm = args.vllm_importance_sampling_correction
         # Ours to add: TRL's is a mean over a micro-batch's tokens, which depends on how the step is cut.
@@ -197,12 +226,26 @@ class GRPOTrainer(trl.GRPOTrainer):
         self._inputs: dict[str, torch.Tensor] = {}
         self._entropies: torch.Tensor
         self._entropy_floor = -torch.inf
+        self._weight = 1
         self._save_into: Path | None = None
 
     def take_statistics(self) -> BatchStatistics:
         """The figures since the last call; starts new ones."""
         statistics, self._statistics = self._statistics, BatchStatistics()
         return statistics
+
+    def _agreed_batch(self) -> type[TreeBatch] | type[PaddedBatch]:
+        """Trees, if every process's models take them: all have to cut a step alike."""
+        kinds = [add_scoring(base_model(self.model))] + ([] if self.ref_model is None else [add_scoring(self.ref_model)])
+        trees = gather_object([all(kind is TreeBatch for kind in kinds)])
+        return TreeBatch if all(trees) else PaddedBatch
+
+    def _agreed_free_bytes(self) -> int | None:
+        """What the process with least memory has; processes without a GPU share their machine's."""
+        free = free_bytes(self.args.device)
+        if free is not None and self.args.device.type == "cpu":
+            free //= int(os.environ.get("LOCAL_WORLD_SIZE", self.accelerator.num_processes))
+        return min((found for found in gather_object([free]) if found is not None), default=None)
 
     # ------------------------------------------------------- what Trainer asks
 
@@ -231,6 +274,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         total = torch.zeros((), device=self.args.device)
         for index, (batch, weight) in enumerate(own):
             tensors = self._tensors(batch, step.tokens)
+            self._weight = weight
             last = index == len(own) - 1
             with self.accelerator.no_sync(model) if not last else contextlib.nullcontext(), self.compute_loss_context_manager():
                 size = StepSize(len(episodes_of(batch)), sampled_tokens(batch))
@@ -239,11 +283,14 @@ class GRPOTrainer(trl.GRPOTrainer):
                     kept = self._entropies[self._entropies >= self._entropy_floor]
                     # Gradients are averaged over the processes, and the bonus is a mean over the tokens of all of them.
                     loss = loss - self.entropy_coef * kept.sum() / high_entropy_tokens * self.accelerator.num_processes
+                # DeepSpeed takes an optimiser step with any backward pass that it isn't told to wait after.
+                self.accelerator.gradient_state._set_sync_gradients(last)
                 self.accelerator.backward(loss * weight)
             total += loss.detach() * weight
         self._step += 1
-        self._statistics.steps += 1
-        self._statistics.losses.append(float(self.accelerator.reduce(total, reduction="mean")))
+        sums = torch.tensor([*self._statistics.step_sums(), float(total)], dtype=torch.float64)
+        *sums, loss_sum = self.accelerator.reduce(sums.to(self.args.device), reduction="sum").tolist()
+        self._statistics.end_step(sums, loss_sum / self.accelerator.num_processes)
         return total
 
     # ---------------------------------------------------------- what TRL asks
@@ -270,17 +317,25 @@ class GRPOTrainer(trl.GRPOTrainer):
         self._entropies = entropies
         # Both list the sampled tokens row by row.
         empty = torch.zeros(mask.shape, dtype=logprobs.dtype, device=logprobs.device)
-        reference = self._inputs.get("ref_per_token_logps")
-        self._statistics.count(
-            logprobs=logprobs.detach(),
-            sampled=self._inputs["sampling_per_token_logps"][mask],
-            old=self._inputs["old_per_token_logps"][mask],
-            advantages=self._inputs["advantages"][mask],
-            entropies=entropies.detach(),
-            reference=None if reference is None else reference[mask],
-            clip=(self.epsilon_low, self.epsilon_high),
-        )
-        return empty.masked_scatter(mask, logprobs), empty.detach().masked_scatter(mask, entropies.detach()), None
+        per_token = empty.masked_scatter(mask, logprobs)
+        if self._weight:
+            reference = self._inputs.get("ref_per_token_logps")
+            self._statistics.count(
+                logprobs=logprobs.detach(),
+                sampled=self._inputs["sampling_per_token_logps"][mask],
+                entropies=entropies.detach(),
+                clipped=clipped(
+                    self.loss_type,
+                    per_token.detach() - self._inputs["old_per_token_logps"],
+                    mask,
+                    self._inputs["advantages"],
+                    level=self.importance_sampling_level,
+                    low=self.epsilon_low,
+                    high=self.epsilon_high,
+                ),
+                reference=None if reference is None else reference[mask],
+            )
+        return per_token, empty.detach().masked_scatter(mask, entropies.detach()), None
 
     def get_high_entropy_mask(self, entropies: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:
         # The quantile is one of the whole step's tokens, not of the micro-batch's.
@@ -304,6 +359,7 @@ class GRPOTrainer(trl.GRPOTrainer):
                 mask,
                 self.args.vllm_importance_sampling_mode,
                 self.args.vllm_importance_sampling_clip_max,
+                self.args.vllm_importance_sampling_clip_min,
             )
         if self.beta:
             with torch.no_grad(), self._as_reference() as reference:
@@ -370,17 +426,28 @@ class GRPOTrainer(trl.GRPOTrainer):
     # -------------------------------------------------------------- checkpoints
 
     def save(self, folder: Path) -> None:
-        """Write all that training needs to go on into an existing folder: adapter, optimiser, scheduler, random states, trainer state.
+        """Write all that training needs to go on into an existing folder: weights, optimiser, scheduler, random states, trainer state.
 
-        `train(resume_from_checkpoint=str(folder))` goes on from there.
+        `train(resume_from_checkpoint=str(folder))` goes on from there. Several processes save together: let `batches` yield the folder.
+
+        Raises:
+            UsageError: There are several processes.
         """
+        if self.accelerator.num_processes > 1:
+            raise UsageError("several processes save together, and save() is one's own; let batches yield the folder as a Path instead")
+        self._save_together(folder)
+
+    def _save_together(self, folder: Path) -> None:
         self._save_into = folder
         # Straight to transformers: TRL's override only adds a model card, which the run's report stands for.
         super(trl.GRPOTrainer, self)._save_checkpoint(self.model, trial=None)
-        written = folder / f"checkpoint-{self.state.global_step}"
-        for path in written.iterdir():
-            path.replace(folder / path.name)
-        written.rmdir()
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            written = folder / f"checkpoint-{self.state.global_step}"
+            for path in written.iterdir():
+                path.replace(folder / path.name)
+            written.rmdir()
+        self.accelerator.wait_for_everyone()
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._save_into or super()._get_output_dir(trial))
@@ -406,6 +473,9 @@ class _Steps(IterableDataset[Any]):
                 broadcast_object_list(message)
             if message[0] is None:
                 return
+            if isinstance(message[0], Path):
+                trainer._save_together(message[0])
+                continue
             steps = [list(step) for step in message[0] if step]
             if trainer.use_vllm and steps:
                 # Before the first step: the ratio is taken to the policy as it was at the batch's start.

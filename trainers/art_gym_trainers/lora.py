@@ -20,7 +20,7 @@ def fuse_lora(model: torch.nn.Module) -> int:
     """Give the LoRA layers of `model` the fused pass, in place; those that it can't compute keep PEFT's own.
 
     It computes one active adapter of vanilla LoRA without dropout on a frozen `torch.nn.Linear` (no DoRA, no bias of its own, not quantised).
-    What is merged, disabled or mixed is left to PEFT, call by call.
+    What is merged, disabled, mixed or under autocast is left to PEFT, call by call.
 
     Returns:
         How many layers are fused.
@@ -39,7 +39,16 @@ def fuse_lora(model: torch.nn.Module) -> int:
 
 def _forward(self: LoraLinear, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     name = self.active_adapters[0] if len(self.active_adapters) == 1 else ""
-    if args or kwargs or self.disable_adapters or self.merged or name not in self.lora_A or not _vanilla(self, name):
+    # Under autocast the base's dtype isn't the one to multiply in.
+    if (
+        args
+        or kwargs
+        or torch.is_autocast_enabled(x.device.type)
+        or self.disable_adapters
+        or self.merged
+        or name not in self.lora_A
+        or not _vanilla(self, name)
+    ):
         return LoraLinear.forward(self, x, *args, **kwargs)
     base = self.get_base_layer()
     out: torch.Tensor = _FusedLora.apply(x, base.weight, base.bias, self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name])

@@ -6,6 +6,7 @@ they average over, and so in the weight that a micro-batch's loss needs.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -56,16 +57,48 @@ def share(loss_type: str, batch: StepSize, step: StepSize, processes: int = 1) -
     return part / whole * processes
 
 
-def importance_ratio(log_ratio: torch.Tensor, mask: torch.Tensor, correction: str, largest: float) -> torch.Tensor:
+def importance_ratio(
+    log_ratio: torch.Tensor, mask: torch.Tensor, correction: str, largest: float | None, smallest: float | None = None
+) -> torch.Tensor:
     """The weights that correct the sampler's difference from the trainer (truncated: arXiv 2510.13786; masked: TRL), (B, T) or (B, 1).
 
     Args:
         log_ratio: (B, T) log-probabilities of the trainer minus those of the sampler.
         mask: (B, T) which are there.
         correction: One of `ImportanceCorrection` but "none".
-        largest: The ratio is cut to this value, or left out beyond it.
+        largest: The ratio is cut to this value, or left out beyond it; None for no limit.
+        smallest: The same below.
     """
     level, _, way = correction.partition("_")
     differences = log_ratio * mask
     ratio = torch.exp(differences.sum(-1, keepdim=True) if level == "sequence" else differences)
-    return ratio.clamp(max=largest) if way == "truncate" else ratio.masked_fill(ratio > largest, 0.0)
+    low, high = smallest or 0.0, math.inf if largest is None else largest
+    return ratio.clamp(low, high) if way == "truncate" else ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+
+
+def clipped(
+    loss_type: str, log_ratio: torch.Tensor, mask: torch.Tensor, advantages: torch.Tensor, *, level: str, low: float, high: float
+) -> torch.Tensor | None:
+    """Which sampled tokens lose their gradient, or for `cispo` a part of their weight, as their ratio is cut; None for losses that cut none.
+
+    Args:
+        loss_type: One of `LOSS_TYPES`.
+        log_ratio: (B, T) of the policy to what the ratio is taken to.
+        mask: (B, T) which are there.
+        advantages: (B, T).
+        level: "token", or "sequence" for the episode's mean log ratio.
+        low: How far below 1 a ratio may go.
+        high: How far above 1; for `cispo` the largest ratio itself.
+
+    Returns:
+        (N,), in the order of the mask's true places.
+    """
+    if loss_type in ("sapo", "vespo"):
+        return None
+    if level == "sequence":
+        log_ratio = ((log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)).expand(mask.shape)
+    ratio = log_ratio.exp()
+    above = ratio > (high if loss_type == "cispo" else 1 + high)
+    below = (ratio < 1 - low) & (advantages < 0)
+    cut = above & (advantages > 0)
+    return (cut if loss_type == "cispo" else cut | below)[mask.bool()]

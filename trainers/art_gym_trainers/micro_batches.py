@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from art_gym.errors import UsageError
 from art_gym_trainers.rows import Row
 from art_gym_trainers.trees import TokenTree, common_prefix
 
@@ -20,10 +21,19 @@ _PASS_TOKENS = 32
 
 
 def episodes_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """Put the rows of an episode together, in the order in which the episodes appear."""
+    """Put the rows of an episode together, in the order in which the episodes appear.
+
+    Raises:
+        UsageError: Two episodes have the same id.
+    """
     episodes: dict[str, list[Row]] = {}
     for row in rows:
-        episodes.setdefault(row.sequence.episode_id, []).append(row)
+        own = episodes.setdefault(row.sequence.episode_id, [])
+        if own and row.sequence.fork is None:
+            raise UsageError(
+                f"two episodes of an optimiser step have the id {row.sequence.episode_id!r}; give the runner a journal, or each its own id"
+            )
+        own.append(row)
     return list(episodes.values())
 
 

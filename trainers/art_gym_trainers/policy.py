@@ -57,8 +57,11 @@ def load_policy(
         MissingExtra: "qlora" without bitsandbytes.
     """
     if method == "full":
-        whole: PreTrainedModel = AutoModelForCausalLM.from_pretrained(saved or folder, dtype=torch.float32)
+        # Always from the base, by whose name TRL finds the reference.
+        whole: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         whole.config.use_cache = False
+        if saved is not None:
+            load_saved(whole, saved)
         return whole
     base = _load_in_4_bits(folder, DTYPES[dtype]) if method == "qlora" else AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype])
     base.config.use_cache = False
@@ -75,6 +78,13 @@ def base_model(model: torch.nn.Module) -> PreTrainedModel:
     """The transformers model that a policy is, or that its adapter is on."""
     base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
     return base
+
+
+def keep_trained_in_float32(model: torch.nn.Module) -> None:
+    """Undo what TRL does to the adapter of a quantised base, which it casts to bfloat16; before there is an optimiser."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def load_saved(model: PeftModel | PreTrainedModel, folder: Path) -> None:

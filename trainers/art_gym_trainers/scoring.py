@@ -19,13 +19,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from art_gym.errors import UsageError
 from art_gym_trainers import tree_attention
 from art_gym_trainers.tree_attention import TreeLayout
 from art_gym_trainers.trees import TokenTree
 
 _log = logging.getLogger(__name__)
 
-_TREE_TOLERANCE = {64: 1e-4, 32: 1e-3, 16: 0.1}
+_TOLERANCE = {64: 1e-4, 32: 1e-3, 16: 0.1}
 """Mean difference of log-probabilities that rounding explains, by bits of the dtype; attention to a wrong token gives several times more."""
 
 HEAD_ROWS = 512
@@ -61,6 +62,7 @@ class TreeBatch:
             scored: Which of them are scored, equally long; never a sequence's first.
             device: Where the tensors go.
         """
+        _check_scored(scored)
         tree = TokenTree.build(sequences)
         places = [place for path, flags in zip(tree.paths, scored, strict=True) for place, flag in zip(path, flags, strict=True) if flag]
         different = sorted(set(places))
@@ -77,6 +79,11 @@ class TreeBatch:
             targets=tensor([tree.token_ids[place] for place in different]),
             picks=tensor([rank[place] for place in places]),
         )
+
+
+def _check_scored(scored: Sequence[Sequence[bool]]) -> None:
+    if any(flags and flags[0] for flags in scored):
+        raise ValueError("a sequence's first token can't be scored: nothing comes before it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ class PaddedBatch:
     @classmethod
     def build(cls, sequences: Sequence[Sequence[int]], scored: Sequence[Sequence[bool]], device: torch.device | str = "cpu") -> PaddedBatch:
         """Pad sequences; the arguments are those of `TreeBatch.build`."""
+        _check_scored(scored)
         width = max(map(len, sequences))
         places = [(row, place) for row, flags in enumerate(scored) for place, flag in enumerate(flags) if flag]
         return cls(
@@ -112,16 +120,30 @@ def add_scoring(model: PreTrainedModel) -> type[TreeBatch] | type[PaddedBatch]:
     dividing the logits by `temperature`. Entropies carry no gradient unless they are asked to. Called in any other way the model does what it
     did.
 
-    Whether the model's attention can follow a tree is found out by trying: two short sequences are scored as a tree and one by one. If the
-    two differ, or it can't be done at all, rows are padded instead, and a warning says why.
+    Whether the model's attention can follow a tree is found out by trying: two short sequences are scored as a tree, and by the model's own
+    logits. If the two differ, or it can't be done at all, rows are padded instead, and a warning says why. A model that does more to its
+    logits than its head does (scales them, say) computes them itself, all at once.
 
     Returns:
         What to build batches with, which both kinds do alike.
+
+    Raises:
+        UsageError: Not even padded rows are scored as by the model's own logits.
     """
     if not hasattr(model, "_art_gym_batch"):
-        before = model.config._attn_implementation
         _take_batches(model)
-        problem = _try_tree(model)
+        before = model.config._attn_implementation
+        trial = _Trial(model)
+        model._art_gym_own_logits = trial.problem_of(PaddedBatch) is not None
+        if model._art_gym_own_logits and (problem := trial.problem_of(PaddedBatch)):
+            raise UsageError(f"{type(model).__name__} can't be trained on: it {problem}; take another model")
+        problem = _no_tree(model)
+        if problem is None:
+            try:
+                model.set_attn_implementation(tree_attention.NAME)
+                problem = trial.problem_of(TreeBatch)
+            except Exception as error:  # noqa: BLE001  a model's own code may raise anything
+                problem = f"takes no other attention ({type(error).__name__})"
         if problem is not None:
             with contextlib.suppress(Exception):  # what wasn't set can't be set back
                 model.set_attn_implementation(before)
@@ -132,7 +154,8 @@ def add_scoring(model: PreTrainedModel) -> type[TreeBatch] | type[PaddedBatch]:
 
 
 def _take_batches(model: PreTrainedModel) -> None:
-    original_forward = model.forward
+    original_forward = model._art_gym_forward = model.forward
+    model._art_gym_own_logits = False
 
     @functools.wraps(type(model).forward)
     def forward(
@@ -146,47 +169,83 @@ def _take_batches(model: PreTrainedModel) -> None:
         if batch is None:
             return original_forward(*args, **kwargs)
         # What a wrapper around the model adds (PEFT passes all that a model could be given) is left out.
-        kwargs = {}
+        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
         if isinstance(batch, TreeBatch):
-            kwargs = {
+            inputs |= {
                 "position_ids": batch.position_ids,
                 # A mask of four dimensions is taken as it is; the layout says what is seen.
                 "attention_mask": batch.input_ids.new_empty(1, 1, 1, 1),
                 "layout": batch.layout,
             }
-        states = self.base_model(input_ids=batch.input_ids, use_cache=False, **kwargs).last_hidden_state.flatten(0, 1)
-        cap = getattr(self.config.get_text_config(), "final_logit_softcapping", None)
-        logprobs, entropies = score_states(
-            self.get_output_embeddings(), states[batch.predictors], batch.targets, temperature, cap, entropy_gradients=entropy_gradients
-        )
+        if self._art_gym_own_logits:
+            logits = original_forward(**inputs).logits.flatten(0, 1)[batch.predictors]
+            logprobs, entropies = _from_logits(logits, batch.targets, temperature, entropy_gradients)
+        else:
+            states = self.base_model(**inputs).last_hidden_state.flatten(0, 1)[batch.predictors]
+            cap = getattr(self.config.get_text_config(), "final_logit_softcapping", None)
+            head = self.get_output_embeddings()
+            logprobs, entropies = score_states(head, states, batch.targets, temperature, cap, entropy_gradients=entropy_gradients)
         return (logprobs[batch.picks], entropies[batch.picks]) if isinstance(batch, TreeBatch) else (logprobs, entropies)
 
     model.forward = types.MethodType(forward, model)
 
 
-@torch.no_grad()
-def _try_tree(model: PreTrainedModel) -> str | None:
-    """Score two sequences that share their beginning as a tree and one by one; say what is wrong, if anything is."""
-    size = min(model.get_input_embeddings().num_embeddings, 256)
-    # Any ids will do; theirs are spread over the vocabulary.
-    shared, left, right = ([(start + 37 * place) % size for place in range(12)] for start in (1, 5, 11))
-    sequences = [shared + left, shared + right]
-    scored = [[False] + [True] * 23] * 2
-    device = model.get_input_embeddings().weight.device
-    training = model.training
-    model.eval()
-    try:
-        padded = torch.cat([model(batch=PaddedBatch.build([ids], [flags], device))[0] for ids, flags in zip(sequences, scored, strict=True)])
-        model.set_attn_implementation(tree_attention.NAME)
-        tree = model(batch=TreeBatch.build(sequences, scored, device))[0]
-    except Exception as error:  # noqa: BLE001  a model's own code may raise anything
-        return f"can't take a token tree ({type(error).__name__}: {error})".splitlines()[0]
-    finally:
-        model.train(training)
-    difference = float((tree - padded).abs().mean())
-    if not difference <= _TREE_TOLERANCE[torch.finfo(model.dtype).bits]:
-        return f"scores a token tree otherwise than its sequences (log-probabilities differ by {difference:.2g} on average)"
+def _no_tree(model: PreTrainedModel) -> str | None:
+    """Say what no short trial would show."""
+    if getattr(model.config.get_text_config(), "attention_chunk_size", None):
+        return "attends by chunks of positions, which a token tree has not"
     return None
+
+
+class _Trial:
+    """Two short sequences that share their beginning, and how the model's own logits score them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        size = min(model.get_input_embeddings().num_embeddings, 256)
+        # Any ids will do; these are spread over the vocabulary.
+        shared, left, right = ([(start + 37 * place) % size for place in range(12)] for start in (1, 5, 11))
+        self.sequences, self.scored = [shared + left, shared + right], [[False] + [True] * 23] * 2
+        self.device = model.get_input_embeddings().weight.device
+        quantised = getattr(model, "quantization_method", None) is not None
+        self.tolerance = _TOLERANCE[16 if quantised else torch.finfo(model.dtype).bits]
+        self.expected = self._own_scores()
+
+    def problem_of(self, kind: type[TreeBatch] | type[PaddedBatch]) -> str | None:
+        """Score the sequences, forward and backward, as in training and not; say what is wrong, if anything is."""
+        model, training = self.model, self.model.training
+        try:
+            # Dropout draws random numbers, and a trial must not move what a run draws later.
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []), torch.enable_grad():
+                batch = kind.build(self.sequences, self.scored, self.device)
+                for mode in (True, False):
+                    model.train(mode)
+                    scores = model(batch=batch)[0]
+                    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+                    if trained:
+                        torch.autograd.grad(scores.sum(), trained, allow_unused=True)
+        except Exception as error:  # noqa: BLE001  a model's own code may raise anything
+            return f"can't take them ({type(error).__name__}: {error})".splitlines()[0][:300]
+        finally:
+            model.train(training)
+        differences = (scores.detach() - self.expected).abs()
+        # What is shared, each branch, and the first tokens of each, where what is confused with the other branch shows most.
+        places = (slice(0, 11), slice(11, 14), slice(11, 23), slice(34, 37), slice(34, 46))
+        worst = max(float(differences[place].mean()) for place in places)
+        if not worst <= self.tolerance:
+            return f"scores them otherwise than its own logits do (log-probabilities differ by {worst:.2g})"
+        return None
+
+    @torch.no_grad()
+    def _own_scores(self) -> torch.Tensor:
+        model, training = self.model, self.model.training
+        model.eval()
+        scores = []
+        for ids in self.sequences:
+            logits = model._art_gym_forward(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0, :-1].float()
+            scores.append(torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:], device=self.device)[:, None])[:, 0])
+        model.train(training)
+        return torch.cat(scores)
 
 
 def score_states(
@@ -232,7 +291,11 @@ def _score(
     logits = head(states).float()
     if cap is not None:
         logits = torch.tanh(logits / cap) * cap
-    logits = logits / temperature
+    return _from_logits(logits, targets, temperature, entropy_gradients)
+
+
+def _from_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradients: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = logits.float() / temperature
     log_normaliser = torch.logsumexp(logits, -1)
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_normaliser
     with torch.set_grad_enabled(entropy_gradients and torch.is_grad_enabled()):

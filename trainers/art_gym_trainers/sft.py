@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from art_gym.episodes import Episode
 from art_gym.errors import UsageError
 from art_gym_trainers.lora import fuse_lora
-from art_gym_trainers.policy import base_model
+from art_gym_trainers.policy import base_model, keep_trained_in_float32
 from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
 
 IGNORED = -100
@@ -66,6 +66,7 @@ def warm_start(
     batch_size: int = 4,
     epochs: float = 1.0,
     seed: int = 0,
+    bf16: bool = False,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> float:
     """Train a policy on scripted episodes, in place, with TRL's SFTTrainer.
@@ -79,6 +80,7 @@ def warm_start(
         batch_size: Episodes an optimiser step.
         epochs: Passes over the episodes.
         seed: Of the order of the episodes.
+        bf16: Whether passes are computed in bfloat16, by autocast; for a model all of whose weights are trained.
         on_step: Called after each optimiser step with its number, the number of all, and the loss.
 
     Returns:
@@ -103,7 +105,7 @@ def warm_start(
         max_length=None,
         seed=seed,
         use_cpu=not torch.cuda.is_available(),
-        bf16=False,
+        bf16=bf16,
         fp16=False,
         gradient_checkpointing=torch.cuda.is_available(),
         logging_steps=1,
@@ -115,6 +117,8 @@ def warm_start(
     losses = _Losses(on_step)
     fuse_lora(model)
     trainer = _SFTTrainer(model, config, train_dataset=Dataset.from_list(examples), processing_class=tokenizer, callbacks=[losses])
+    if isinstance(model, PeftModel):
+        keep_trained_in_float32(model)
     trainer.batch = add_scoring(base_model(model))
     trainer.remove_callback(PrinterCallback)
     trainer.train()

@@ -26,6 +26,9 @@ NAME = "art_gym_tree"
 _SMALL = 128
 """Queries below which the CPU's kernel is several times faster backward in float32 than in bfloat16."""
 
+_FILLED = 1.2
+"""Runs are batched while filling the shorter ones up makes them this much larger."""
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -34,21 +37,29 @@ class TreeLayout:
     """A token tree as attention needs it, on one device.
 
     Attributes:
-        nodes: The tree's runs of tokens.
+        runs: The tree's runs of tokens, in batches of the CPU's kernel.
+        branches: For each run that is continued, where it lies, and where all that continues it does.
         positions: (N,) each token's position in its sequences.
         subtree_ends: (N,) where each token's subtree ends.
         depth: One more than the largest position.
     """
 
     def __init__(self, tree: TokenTree, device: torch.device | str = "cpu") -> None:
-        self.nodes: Sequence[TreeNode] = tree.nodes
         self.positions = torch.tensor(tree.positions, device=device)
         ends = [end for node in tree.nodes for end in _token_ends(node)]
         self.subtree_ends = torch.tensor(ends, device=device)
         self.depth = max(tree.positions, default=-1) + 1
+        self.runs = [_Runs(nodes) for nodes in _alike(tree.nodes)]
+        self.branches = [(slice(node.start, node.end), slice(node.end, node.subtree_end)) for node in tree.nodes if node.subtree_end > node.end]
+        self._masks: dict[int | None, torch.Tensor] = {}
 
     def mask(self, window: int | None = None) -> torch.Tensor:
-        """(N, N), True where the token of a row attends to that of a column; within `window` positions if given."""
+        """(N, N), True where the token of a row attends to that of a column; within `window` positions if given. Made once for all layers."""
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
+        return self._masks[window]
+
+    def _mask(self, window: int | None) -> torch.Tensor:
         index = torch.arange(len(self.positions), device=self.positions.device)
         seen = (index[None] <= index[:, None]) & (index[:, None] < self.subtree_ends[None])
         if window is not None:
@@ -95,11 +106,10 @@ def tree_attention_forward(
     groups = query.size(1) // key.size(1)
     if layout is None:
         # transformers' SDPA leaves the cap out, without a word.
-        seen = (
-            attention_mask
-            if attention_mask is not None
-            else torch.ones(query.size(2), key.size(2), dtype=torch.bool, device=query.device).tril()
-        )
+        seen = attention_mask
+        if seen is None:  # queries are the last of the keys
+            lengths = query.size(2), key.size(2)
+            seen = torch.ones(lengths, dtype=torch.bool, device=query.device).tril(lengths[1] - lengths[0])
         out = _dense(query, repeat_kv(key, groups), repeat_kv(value, groups), seen, scale, cap, dropout)
         return out.transpose(1, 2).contiguous(), None
     window = kwargs.get("sliding_window")
@@ -107,7 +117,7 @@ def tree_attention_forward(
     if window is not None or cap is not None or dropout:
         out = _dense(query, repeat_kv(key, groups), repeat_kv(value, groups), layout.mask(window), scale, cap, dropout)
     elif query.device.type == "cpu":
-        out = _TreeAttention.apply(query, repeat_kv(key, groups), repeat_kv(value, groups), layout.nodes, scale)
+        out = _TreeAttention.apply(query, repeat_kv(key, groups), repeat_kv(value, groups), layout, scale)
     elif query.device.type == "cuda":
         out = _flex()(query, key, value, block_mask=layout.block_mask, scale=scale, enable_gqa=groups > 1)
     else:
@@ -133,54 +143,102 @@ def _dense(
 
 
 class _TreeAttention(torch.autograd.Function):
-    """Every block of queries and keys by the CPU's fused kernel, put together by log-sum-exp."""
+    """Every block of queries and keys by the CPU's fused kernel, put together by log-sum-exp; (1, heads, N, width) each."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, nodes: Sequence[TreeNode], scale: float) -> torch.Tensor:
-        # The kernel wants its last dimension contiguous, and nothing else.
-        out = torch.zeros(query.shape, dtype=torch.float32)
-        total = torch.full(query.shape[:-1], -torch.inf, dtype=torch.float32)
-        for queries, keys, causal in _blocks(nodes):
-            part, part_sum = _flash(query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, causal, scale=scale)
-            before = total[:, :, queries]
-            after = torch.logaddexp(before, part_sum)
-            out[:, :, queries] = out[:, :, queries] * (before - after).exp()[..., None] + part * (part_sum - after).exp()[..., None]
-            total[:, :, queries] = after
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TreeLayout, scale: float) -> torch.Tensor:
+        # Tokens first: runs of them are slices, and sets of them rows.
+        tokens = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+        out = torch.empty(tokens[0].shape, dtype=torch.float32)
+        total = torch.empty(out.shape[:2], dtype=torch.float32)
+        for runs in layout.runs:
+            part, part_sum = _flash(*(runs.take(tensor) for tensor in tokens), 0.0, True, scale=scale)
+            runs.put(out, part)
+            runs.put(total, part_sum)
+        for own, below in layout.branches:
+            part, part_sum = _flash(
+                *(_batch(tensor[place]) for tensor, place in zip(tokens, (below, own, own), strict=True)), 0.0, False, scale=scale
+            )
+            before, added = total[below], part_sum[0].transpose(0, 1)
+            after = torch.logaddexp(before, added)
+            out[below] = out[below] * (before - after).exp()[..., None] + part[0].transpose(0, 1) * (added - after).exp()[..., None]
+            total[below] = after
         result = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, total)
-        ctx.nodes, ctx.scale = nodes, scale
-        return result
+        ctx.layout, ctx.scale = layout, scale
+        return result.transpose(0, 1)[None]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
         query, key, value, out, total = ctx.saved_tensors
-        sums = [torch.zeros(tensor.shape, dtype=torch.float32) for tensor in (query, key, value)]
-        for queries, keys, causal in _blocks(ctx.nodes):
-            # With the whole softmax's output and log-sum-exp the kernel gives this block's share of the whole gradient.
-            places = (grad, queries), (query, queries), (key, keys), (value, keys), (out, queries)
-            small = queries.stop - queries.start < _SMALL
-            shares = _flash_backward(
-                *(tensor[:, :, place].float() if small else tensor[:, :, place] for tensor, place in places),
-                total[:, :, queries],
-                0.0,
-                causal,
-                scale=ctx.scale,
-            )
-            for whole, share, place in zip(sums, shares, (queries, keys, keys), strict=True):
-                whole[:, :, place] += share
-        gradients = [whole.to(tensor.dtype) for whole, tensor in zip(sums, (query, key, value), strict=True)]
-        return gradients[0], gradients[1], gradients[2], None, None
+        tokens = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+        grad = grad[0].transpose(0, 1)
+        sums = [torch.empty(tensor.shape, dtype=torch.float32) for tensor in tokens]
+        # With the whole softmax's output and log-sum-exp the kernel gives each block's share of the whole gradient.
+        for runs in ctx.layout.runs:
+            inputs = [runs.take(grad, zero_rest=True), *map(runs.take, tokens), runs.take(out)]
+            shares = _flash_backward(*runs.in_a_fast_dtype(inputs), runs.take(total), 0.0, True, scale=ctx.scale)
+            for whole, part in zip(sums, shares, strict=True):
+                runs.put(whole, part)
+        for own, below in ctx.layout.branches:
+            inputs = [_batch(tensor[place]) for tensor, place in zip((grad, *tokens, out), (below, below, own, own, below), strict=True)]
+            shares = _flash_backward(*inputs, total[below].transpose(0, 1)[None], 0.0, False, scale=ctx.scale)
+            for whole, part, place in zip(sums, shares, (below, own, own), strict=True):
+                whole[place] += part[0].transpose(0, 1)
+        query_grad, key_grad, value_grad = (whole.to(query.dtype).transpose(0, 1)[None] for whole in sums)
+        return query_grad, key_grad, value_grad, None, None
 
 
-def _blocks(nodes: Sequence[TreeNode]) -> list[tuple[slice, slice, bool]]:
-    """Queries, keys, and whether causal: for each node its own tokens, then its subtree's."""
-    blocks = []
-    for node in nodes:
-        own = slice(node.start, node.end)
-        blocks.append((own, own, True))
-        if node.subtree_end > node.end:
-            blocks.append((slice(node.end, node.subtree_end), own, False))
-    return blocks
+class _Runs:
+    """Runs of tokens that attend to themselves, causally, as one batch of the kernel: shorter ones are filled up behind their ends.
+
+    What fills a run up lies behind all of its queries, so that none of them attends to it.
+    """
+
+    def __init__(self, nodes: Sequence[TreeNode]) -> None:
+        self.width = max(node.end - node.start for node in nodes)
+        self.whole = slice(nodes[0].start, nodes[0].end) if len(nodes) == 1 else None
+        self.count = len(nodes)
+        self.places = torch.tensor([min(node.start + step, node.end - 1) for node in nodes for step in range(self.width)])
+        self.inside = torch.tensor([node.start + step < node.end for node in nodes for step in range(self.width)])
+        self.inside_places = self.places[self.inside]
+
+    def take(self, tensor: torch.Tensor, zero_rest: bool = False) -> torch.Tensor:
+        """Give the runs of a tensor (N, heads, …) as (runs, heads, width, …)."""
+        if self.whole is not None:
+            return tensor[self.whole].transpose(0, 1)[None]
+        taken = tensor.index_select(0, self.places)
+        if zero_rest:
+            taken[~self.inside] = 0
+        return taken.view(self.count, self.width, *tensor.shape[1:]).transpose(1, 2)
+
+    def put(self, tensor: torch.Tensor, runs: torch.Tensor) -> None:
+        """Write runs (runs, heads, width, …) to their places of a tensor (N, heads, …)."""
+        flat = runs.transpose(1, 2).flatten(0, 1)
+        if self.whole is not None:
+            tensor[self.whole] = flat
+        else:
+            tensor[self.inside_places] = flat[self.inside].to(tensor.dtype)
+
+    def in_a_fast_dtype(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return [tensor.float() for tensor in tensors] if self.width < _SMALL else tensors
+
+
+def _batch(tokens: torch.Tensor) -> torch.Tensor:
+    return tokens.transpose(0, 1)[None]
+
+
+def _alike(nodes: Sequence[TreeNode]) -> list[list[TreeNode]]:
+    """Put nodes together whose lengths are so much alike that filling them up costs little."""
+    batches: list[list[TreeNode]] = []
+    for node in sorted(nodes, key=lambda node: node.end - node.start):
+        length, last = node.end - node.start, batches[-1] if batches else []
+        together = sum(other.end - other.start for other in last) + length
+        if last and length * (len(last) + 1) <= _FILLED * together:
+            last.append(node)
+        else:
+            batches.append([node])
+    return batches
 
 
 AttentionInterface.register(NAME, tree_attention_forward)
