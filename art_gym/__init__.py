@@ -14,6 +14,7 @@ from art_gym.errors import (
     MissingExtra,
     MissingTokens,
     PolicyError,
+    RunStopped,
     ToolError,
     ToolTimeout,
     UsageError,
@@ -21,7 +22,7 @@ from art_gym.errors import (
 from art_gym.messages import AssistantMessage, Message, Observation, ToolSchema, call, calls, say
 from art_gym.registration import env_ids, make, register
 from art_gym.rollout import Agent, Progress, Reply, Runner, TurnState
-from art_gym.scenarios import SPLITS, Scenario, Split
+from art_gym.scenarios import SPLITS, Scenario, Split, from_rows
 from art_gym.spaces import ChatSpace, ToolCallSpace
 from art_gym.store import EpisodeStore
 from art_gym.tools import Tool, tool
@@ -47,6 +48,7 @@ __all__ = [
     "PolicyError",
     "Progress",
     "Reply",
+    "RunStopped",
     "Runner",
     "Scenario",
     "Split",
@@ -63,6 +65,7 @@ __all__ = [
     "call",
     "calls",
     "env_ids",
+    "from_rows",
     "make",
     "register",
     "replay",

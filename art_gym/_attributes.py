@@ -9,7 +9,8 @@ KEPT = {
     "options": "the options of the last reset",
     "tools": ("the schemas that a model is shown (tools are methods with @tool, or functions for super().__init__(tools=[…]))"),
     **dict.fromkeys(
-        ("_phase", "_tools", "_offered", "_functions", "_metrics", "_rewards", "_transcript"), "what it keeps its tools or its episode in"
+        ("_phase", "_tools", "_offered", "_functions", "_metrics", "_rewards", "_transcript", "_underway"),
+        "what it keeps its tools or its episode in",
     ),
 }
 """Attributes that only the environment itself sets, and what they are."""

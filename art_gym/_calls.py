@@ -8,6 +8,8 @@ A deadline holds even for code that blocks: the call runs in a daemon thread, wh
 loop per process when the environment is stepped synchronously or the tool has a deadline, so that what they open in one call still lives in the
 next. That loop is left behind too, and the next call gets a new one, when a deadline has passed and something in the loop blocks it. A tool
 that runs in it may step another environment, and so block it; the async tools of that one run in a loop of the next level.
+
+What is left behind goes on all the same, and may change the environment that it belongs to: `Underway` tells whether it still does.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import contextvars
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from art_gym.errors import ToolError, ToolTimeout
@@ -33,13 +37,52 @@ _ANSWER_SECONDS = 0.1
 """How long the process's loop may take to answer before it counts as blocked."""
 
 
+class Underway:
+    """The calls of one environment that don't run in who waits for them, and so may go on when nobody waits any more.
+
+    A copy has none: what goes on changes the original.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[str, Callable[[], bool]]] = []
+
+    def add(self, what: str, runs: Callable[[], bool]) -> None:
+        self._calls = [*(call for call in self._calls if call[1]()), (what, runs)]
+
+    def left(self) -> str | None:
+        """Name a call that still runs, after a moment for one that was told to stop; None if there is none."""
+        give_up = time.monotonic() + _ANSWER_SECONDS
+        while (name := next((what for what, runs in self._calls if runs()), None)) is not None and time.monotonic() < give_up:
+            time.sleep(_ANSWER_SECONDS / 50)
+        return name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Underway:
+        return Underway()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Underway, ()
+
+
 @dataclass(slots=True)
 class Call:
-    """A call that an environment wants made: `function()` takes no arguments and may be async; `timeout` is in seconds."""
+    """A call that an environment wants made.
+
+    Attributes:
+        function: Takes no arguments, and may be async.
+        what: Names it in errors.
+        timeout: In seconds; None for no limit.
+        underway: Where it is taken down while it runs elsewhere; None if nobody will ask.
+    """
 
     function: Callable[[], Any]
     what: str
     timeout: float | None = None
+    underway: Underway | None = None
+
+    def runs_elsewhere(self, runs: Callable[[], bool]) -> None:
+        """Take down that a part of it is started in a thread or a loop; `runs` says whether it isn't over."""
+        if self.underway is not None:
+            self.underway.add(self.what, runs)
 
 
 def drive(transition: Generator[Call, Any, T]) -> T:
@@ -90,7 +133,7 @@ def run(call: Call) -> Any:
     if call.timeout is None:
         return _settle(call)
     loop = _free_loop.get()
-    future = _in_loop(call, run_here(call)) if _is_async(call.function) else _in_thread(lambda: _settle(call))
+    future = _in_loop(call, run_here(call)) if _is_async(call.function) else _in_thread(lambda: _settle(call), call)
     concurrent.futures.wait([future], call.timeout)
     if not future.done():
         future.cancel()
@@ -111,18 +154,20 @@ async def run_async(call: Call, *, inline: bool) -> Any:
     waiting: asyncio.Future[Any]
     if _is_async(call.function):
         awaitable = run_here(call)
-        waiting = asyncio.ensure_future(_awaited(call, awaitable)) if call.timeout is None else asyncio.wrap_future(_in_loop(call, awaitable))
+        waiting = _in_this_loop(call, awaitable) if call.timeout is None else asyncio.wrap_future(_in_loop(call, awaitable))
     elif inline and call.timeout is None:
         result = run_here(call)
         if not _is_awaitable(result):
             return result
-        waiting = asyncio.ensure_future(_awaited(call, result))
+        waiting = _in_this_loop(call, result)
     else:
-        waiting = asyncio.wrap_future(_in_thread(lambda: _settle(call)))
+        waiting = asyncio.wrap_future(_in_thread(lambda: _settle(call), call))
     try:
         done, _ = await asyncio.wait({waiting}, timeout=call.timeout)
     except asyncio.CancelledError:
         waiting.cancel()
+        # What it does when it is cancelled belongs to this step, and not to what comes after it.
+        await asyncio.wait({waiting}, timeout=_ANSWER_SECONDS)
         raise
     if not done:
         waiting.cancel()
@@ -207,9 +252,11 @@ def _exited(call: Call, error: BaseException) -> RuntimeError:
     return RuntimeError(f"{call.what} raised {error!r}, which would end more than this call: catch it there, or raise an Exception")
 
 
-def _in_thread(function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+def _in_thread(function: Callable[[], Any], call: Call | None = None) -> concurrent.futures.Future[Any]:
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
+    if call is not None:
+        call.runs_elsewhere(lambda: not future.done())
     context = contextvars.copy_context()
 
     def work() -> None:
@@ -229,7 +276,20 @@ def _in_loop(call: Call, awaitable: Awaitable[Any]) -> concurrent.futures.Future
         _free_loop.set(served.next)  # for this task, and what it starts
         return await _awaited(call, awaitable)
 
-    return asyncio.run_coroutine_threadsafe(awaited(), served.loop)
+    coroutine = awaited()
+    call.runs_elsewhere(partial(_is_open, coroutine))
+    return asyncio.run_coroutine_threadsafe(coroutine, served.loop)
+
+
+def _in_this_loop(call: Call, awaitable: Awaitable[Any]) -> asyncio.Future[Any]:
+    coroutine = _awaited(call, awaitable)
+    call.runs_elsewhere(partial(_is_open, coroutine))
+    return asyncio.ensure_future(coroutine)
+
+
+def _is_open(coroutine: Coroutine[Any, Any, Any]) -> bool:
+    # A future that was cancelled is done at once, and what it stands for goes on until it notices.
+    return inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED
 
 
 class _ServedLoop:

@@ -55,7 +55,18 @@ def first_messages(env: Any) -> list[Message]:
                 f"{where}: message {index} ({printable(repr(message))}) is no chat message: it must be a dictionary with a 'role' (system, "
                 "developer, user, assistant or tool) and a 'content' (text or a list of content parts; for a tool, also a 'tool_call_id')"
             )
-    return copy.deepcopy(list(opening))
+    return [_printed(message) for message in opening]
+
+
+def _printed(part: Any) -> Any:
+    """Return a copy of a message, or of a part of one, in which any text can be written as UTF-8."""
+    if isinstance(part, str):
+        return printable(part)
+    if isinstance(part, dict):
+        return {_printed(key): _printed(value) for key, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_printed(value) for value in part]
+    return copy.deepcopy(part)
 
 
 def kind(value: Any) -> str:

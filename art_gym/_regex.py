@@ -12,7 +12,7 @@ import string
 import sys
 import unicodedata
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from re import _parser  # type: ignore[attr-defined]  # no public parser exists; hypothesis reads the same one
 from typing import Any
@@ -105,13 +105,29 @@ def _category(name: str, negated: bool) -> str:
     Raises:
         re.error: There is no such category.
     """
-    # Surrogates are no characters.
-    known = [(code, unicodedata.category(chr(code))) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
-    chosen = [code for code, category in known if category.startswith(name) != negated]
-    if not chosen or len(chosen) == len(known):
+    chosen = [run for run in _runs() if run[0].startswith(name) != negated]
+    if not chosen or len(chosen) == len(_runs()):
         raise re.error(f"unknown category {name!r}")
-    ranges = [list(run) for _, run in groupby(enumerate(chosen), key=lambda item: item[1] - item[0])]
-    return "".join(f"\\U{run[0][1]:08x}-\\U{run[-1][1]:08x}" for run in ranges)
+    ranges: list[list[int]] = []
+    for _, first, last in chosen:
+        if ranges and ranges[-1][1] == first - 1:
+            ranges[-1][1] = last
+        else:
+            ranges.append([first, last])
+    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+
+
+@cache
+def _runs() -> tuple[tuple[str, int, int], ...]:
+    """The runs of characters of one general category: the category, and the first and the last of the codes."""
+    runs = []
+    first = 0
+    for category, codes in groupby(map(unicodedata.category, map(chr, range(sys.maxunicode + 1)))):
+        after = first + sum(1 for _ in codes)
+        if category != "Cs":  # surrogates are no characters
+            runs.append((category, first, after - 1))
+        first = after
+    return tuple(runs)
 
 
 def _draw(tree: Any, rng: np.random.Generator, groups: dict[int, str], wanted: int) -> str:

@@ -6,15 +6,15 @@ Gymnasium environment of messages; what `ToolEnv` reports beyond the API is take
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import gymnasium
 
+from art_gym._figures import finite
 from art_gym.episodes import TruncationReason
-from art_gym.messages import Message, Observation, ToolSchema
+from art_gym.messages import Observation, ToolSchema
 from art_gym.scenarios import Scenario
 from art_gym.spaces import ToolCallSpace
 
@@ -62,7 +62,7 @@ def read_start(env: gymnasium.Env[Any, Any], observation: Any) -> Start:
     """
     space = cast("ToolCallSpace", env.action_space)
     return Start(
-        observation=_messages(observation),
+        observation=read_messages(observation),
         env_id=env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
         tools=list(env.get_wrapper_attr("tools")) if env.has_wrapper_attr("tools") else _schemas(space),
         action_space=space,
@@ -79,8 +79,8 @@ def read_step(result: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> Step:
     observation, reward, terminated, truncated, info = result
     truncated = bool(truncated) and not terminated
     return Step(
-        observation=_messages(observation),
-        reward=_finite("reward", reward),
+        observation=read_messages(observation),
+        reward=finite("reward", reward),
         terminated=bool(terminated),
         truncated=truncated,
         truncation=_reason(info) if truncated else None,
@@ -88,6 +88,17 @@ def read_step(result: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> Step:
         metrics=_figures("metrics", info),
         invalid_calls=int(info.get("invalid_calls", 0)),
     )
+
+
+def read_messages(observation: Any) -> Observation:
+    """Return an observation that is made of messages.
+
+    Raises:
+        TypeError: It isn't: the environment is one of something else.
+    """
+    if isinstance(observation, list | tuple) and all(isinstance(message, Mapping) for message in observation):
+        return tuple(cast("Observation", observation))
+    raise TypeError(f"an observation must be a tuple of chat messages, not {observation!r:.200}")
 
 
 def _reason(info: Mapping[str, Any]) -> TruncationReason:
@@ -100,21 +111,8 @@ def _reason(info: Mapping[str, Any]) -> TruncationReason:
             return "environment"
 
 
-def _messages(observation: Any) -> tuple[Message, ...]:
-    if isinstance(observation, list | tuple) and all(isinstance(message, Mapping) for message in observation):
-        return tuple(cast("Observation", observation))
-    raise TypeError(f"an observation must be a tuple of chat messages, not {observation!r:.200}")
-
-
 def _figures(key: str, info: Mapping[str, Any]) -> dict[str, float]:
-    return {name: _finite(f"{key}[{name!r}]", value) for name, value in info.get(key, {}).items()}
-
-
-def _finite(name: str, value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}; it must be a finite number")
-    return number
+    return {name: finite(f"{key}[{name!r}]", value) for name, value in info.get(key, {}).items()}
 
 
 def _schemas(space: ToolCallSpace) -> list[ToolSchema]:

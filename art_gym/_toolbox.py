@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import json
 import re
@@ -12,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_gym._actions import echo
-from art_gym.tools import Tool, ToolMark, mark_of
+from art_gym.tools import PROPERTIES, Tool, ToolMark, getter_of, mark_of
 
-_PROPERTIES = (property, functools.cached_property)
 _LONGEST_NAME = 64
 
 
@@ -143,7 +141,7 @@ def _marked(cls: type) -> dict[str, _Marked]:
         for attribute, value in vars(owner).items():
             function = getattr(value, "__func__", value)
             mark = mark_of(function) if callable(function) else None
-            if isinstance(value, _PROPERTIES) and mark_of(_getter(value)):
+            if isinstance(value, PROPERTIES) and mark_of(getter_of(value)):
                 kind = type(value).__name__
                 raise TypeError(f"{owner.__name__}.{attribute}: a tool is called and a {kind} is read: remove @{kind}")
             if mark is not None:
@@ -157,10 +155,6 @@ def _marked(cls: type) -> dict[str, _Marked]:
                     )
                 del found[attribute]
     return found
-
-
-def _getter(value: property | functools.cached_property[Any]) -> Any:
-    return value.fget if isinstance(value, property) else value.func
 
 
 def _check_method(where: str, value: Any, function: Callable[..., Any]) -> None:

@@ -42,11 +42,11 @@ StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 _Phase = Literal["not initialised", "not reset", "starting", "running", "over", "failed"]
 
-_NOT_STATE = frozenset({"action_space", "observation_space", "spec", "render_mode", "_tools", "_offered"})
+_NOT_STATE = frozenset({"action_space", "observation_space", "spec", "render_mode", "_tools", "_offered", "_underway"})
 """Attributes that belong to the instance and not to its episode: snapshots leave them out."""
 
 _INSTANCE_ATTRIBUTES = frozenset(
-    {"action_space", "observation_space", "_tools", "_offered", "_functions", "_metrics", "_rewards", "_transcript"}
+    {"action_space", "observation_space", "_tools", "_offered", "_functions", "_metrics", "_rewards", "_transcript", "_underway"}
 )
 """Attributes that only instances have; the class has the others that a tool must not hide."""
 
@@ -103,6 +103,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
     _metrics: dict[str, float]
     _rewards: dict[str, float]
     _transcript: list[Line]
+    _underway: _calls.Underway
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -146,7 +147,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         tools_by_name = {**marked, **given}
         functions = {tool.name: tool.function for tool in given.values() if not tool.attribute}
         self._keep(_tools=tools_by_name, _offered=tools_by_name, _functions=functions)
-        self._keep(_phase="not reset", _metrics={}, _rewards={}, _transcript=[])
+        self._keep(_phase="not reset", _metrics={}, _rewards={}, _transcript=[], _underway=_calls.Underway())
         self.action_space = self._make_action_space()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -160,7 +161,11 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         return None
 
     def on_text(self, text: str) -> str | None:
-        """Answer a message without tool calls; may be async. None gives the default nudge, or no message if the episode has ended here."""
+        """Answer a message without tool calls; may be async.
+
+        None gives the default nudge, or no message if the episode has ended here. The text of a `ToolError` that it raises is the answer, too,
+        and isn't counted among the `tool_errors`.
+        """
         return None
 
     def on_invalid(self, problem: str) -> None:
@@ -173,7 +178,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
     def scenarios(self, split: Split, count: int | None = None) -> Iterator[Scenario]:
         """Yield the scenarios of a split: disjoint between splits, the same in every process. Endless by default, from seeds of their own.
 
-        An environment whose tasks are the rows of a data set overrides it with `art_gym.scenarios.from_rows`.
+        An environment whose tasks are the rows of a data set overrides it with `art_gym.from_rows`.
 
         Args:
             split: "train", "validation" or "test".
@@ -259,10 +264,13 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         Raises:
             TypeError: The options are no mapping, or a limit is no number; or `start` or `instructions` returned something else than text or
                 messages.
+            RuntimeError: A call that ran past its time limit, or whose step was cancelled, still runs and could change the new episode. Make a
+                new environment.
             Exception: Whatever else they raise: a bug of the environment.
         """
         if self._phase == "not initialised":
             raise RuntimeError(f"{type(self).__name__}.__init__ doesn't call super().__init__()")
+        self._check_alone("reset")
         if not isinstance(options, Mapping | None):
             raise TypeError(f"options must be a dictionary or None, not {printable(repr(options)):.60}: write reset(options={{…}})")
         super().reset(seed=seed)
@@ -289,7 +297,8 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
 
         Raises:
             ResetNeeded: No episode is running.
-            ToolTimeout: A tool ran past its limit. Make a new environment: the call may still be changing this one.
+            ToolTimeout: A tool ran past its limit. Make a new environment: the call may still be changing this one, whose `reset` raises
+                until it is over.
             Exception: Whatever a tool raises besides `ToolError`: a bug of the environment.
         """
         return _calls.drive(self._transition(action))
@@ -310,7 +319,12 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         return copy_out({name: value for name, value in vars(self).items() if name not in _NOT_STATE}, [self])
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a snapshot, of this instance or of another one made alike; the snapshot can be used again."""
+        """Go back to a snapshot, of this instance or of another one made alike; the snapshot can be used again.
+
+        Raises:
+            RuntimeError: A call of an earlier step still runs, as for `reset`.
+        """
+        self._check_alone("restore")
         state = copy_in(state, [self])
         for name in vars(self).keys() - state.keys() - _NOT_STATE:
             delattr(self, name)
@@ -340,12 +354,13 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
                 told = written.problem if self._ended() else f"{written.problem}. {self._nudge()}"
                 messages.append({"role": "user", "content": told})
             elif not written.calls:
+                what = f"{type(self).__name__}.on_text"
                 try:
-                    reply = yield _calls.Call(partial(self.on_text, written.text), f"{type(self).__name__}.on_text")
+                    reply = yield _calls.Call(partial(self.on_text, written.text), what, underway=self._underway)
                 except ToolError as error:
                     reply = str(error)
                 if not isinstance(reply, str | None):
-                    raise TypeError(f"{type(self).__name__}.on_text must return text, not {kind(reply)}")
+                    raise TypeError(f"{what} must return text, not {kind(reply)}")
                 if reply is not None or self._phase == "running":
                     messages.append({"role": "user", "content": printable(self._nudge() if reply is None else reply)})
             for index, call in enumerate(written.calls):
@@ -383,7 +398,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
             return  # saves a thread
         what = f"{type(self).__name__}.on_invalid"
         try:
-            yield _calls.Call(partial(self.on_invalid, problem), what)
+            yield _calls.Call(partial(self.on_invalid, problem), what, underway=self._underway)
         except ToolError as error:
             raise RuntimeError(
                 f"{what} raised {error!r}, and a ToolError answers a call: the model is told the problem itself, so return, or call finish"
@@ -400,7 +415,14 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage]):
         check_count(index, self.max_parallel_calls)
         tool, arguments = checked(call, self._offered)
         function = getattr(self, tool.attribute) if tool.attribute else self._functions[tool.name]
-        return _calls.Call(partial(function, **arguments), f"tool '{tool.name}'", tool.timeout)
+        return _calls.Call(partial(function, **arguments), f"tool '{tool.name}'", tool.timeout, self._underway)
+
+    def _check_alone(self, what: str) -> None:
+        if (left := self._underway.left()) is not None:
+            raise RuntimeError(
+                f"{what} needs an environment that nothing else changes, and {left} of an earlier step still runs: "
+                f"make a new {type(self).__name__}, or wait until that call has returned"
+            )
 
     @contextmanager
     def _offering(self, names: Collection[str]) -> Iterator[None]:

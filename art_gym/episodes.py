@@ -159,6 +159,13 @@ class Episode:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Episode:
+        """Make the episode that `to_dict` wrote; what it derives, such as the return, is derived again.
+
+        Raises:
+            ValueError: The data are of another format.
+            KeyError: Something is missing in them.
+            TypeError: They hold what an episode of this format doesn't have.
+        """
         version = data.get("format")
         if version != FORMAT_VERSION:
             raise ValueError(f"an episode record has format {version!r}; this version of art_gym reads format {FORMAT_VERSION}")
@@ -183,6 +190,7 @@ class EpisodeGroup:
 
     @property
     def failed(self) -> list[Episode]:
+        """The episodes that could not be finished; `Episode.failure` says why."""
         return [episode for episode in self.episodes if episode.failure is not None]
 
 

@@ -62,7 +62,7 @@ class EpisodeError(ArtGymError):
 
 
 class ToolTimeout(EpisodeError):
-    """A tool call ran past its time limit. The call may still be running, so the environment's state can't be trusted any more."""
+    """A tool call ran past its time limit. The call may still run and change the environment, which can't be reset before it is over."""
 
     kind = "tool_timeout"
 

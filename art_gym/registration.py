@@ -8,17 +8,21 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import traceback
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from art_gym.env import ToolEnv
 from art_gym.errors import UsageError
 
 BUNDLED = "art_gym_envs"
 """The package whose import registers the environments of the namespace `art_gym`. Imported by name: the framework doesn't depend on it."""
+
+_ID = re.compile(r"[\w-]+/[\w.-]+-v(?:0|[1-9][0-9]*)")
+"""Gymnasium takes more: ids without a namespace or version, and with ":", by which nothing can be made, as a module stands before it."""
 
 _registered: set[str] = set()
 
@@ -93,10 +97,8 @@ def env_ids() -> list[str]:
 
 
 def _make_spec(id: str, entry_point: str, kwargs: dict[str, Any]) -> EnvSpec:
-    try:
-        parse_env_id(id)
-    except (gymnasium.error.Error, TypeError):
-        raise UsageError(f"an environment's id has the form namespace/Name-v0, not {id!r}") from None
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise UsageError(f"an environment's id has the form namespace/Name-v0, not {id!r}")
     if not isinstance(entry_point, str) or entry_point.count(":") != 1:
         raise UsageError(f"{id}: the entry point has the form 'package.module:Class', not {entry_point!r}")
     try:

@@ -29,10 +29,16 @@ class Scenario:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the scenario as JSON data, as JSON as its options are."""
         return {"id": self.id, "seed": self.seed, "options": dict(self.options)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Scenario:
+        """Make the scenario that `to_dict` wrote.
+
+        Raises:
+            KeyError: Its id, seed or options are missing.
+        """
         return cls(id=data["id"], seed=data["seed"], options=dict(data["options"]))
 
 

@@ -38,6 +38,12 @@ class EpisodeStore:
     ...     store.journal("train-0001").append(Episode(id="train-0001/0/0", env_id="art_gym/GuessNumber-v0", scenario=Scenario("s", seed=7)))
     ...     store.labels(), [episode.scenario.seed for episode in store.journal("train-0001").read()]
     (['train-0001'], [7])
+
+    Args:
+        folder: The run's folder, which needn't exist.
+
+    Raises:
+        TypeError: It is no path.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -31,7 +31,9 @@ from art_gym.messages import ToolSchema
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__art_gym_tool__"
-_PROPERTIES = (property, cached_property)
+PROPERTIES = (property, cached_property)
+"""What is read like an attribute, and can't be called."""
+
 _WIRE_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -47,6 +49,11 @@ def mark_of(function: Any) -> ToolMark | None:
     """Return what `@tool` left on the function; None if it isn't marked."""
     mark = getattr(function, _MARK, None)
     return mark if isinstance(mark, ToolMark) else None
+
+
+def getter_of(value: property | cached_property[Any]) -> Any:
+    """Return the function behind a property."""
+    return value.fget if isinstance(value, property) else value.func
 
 
 @overload
@@ -81,9 +88,9 @@ def tool(function: F | None = None, /, *, name: str | None = None, timeout: floa
 
     def mark(function: F) -> F:
         method = getattr(function, "__func__", function)  # of a static method or a class method
-        if isinstance(method, _PROPERTIES):
+        if isinstance(method, PROPERTIES):
             kind = type(method).__name__
-            raise TypeError(f"@tool marks a method, and {_getter(method).__name__!r} is a {kind}: remove @{kind}")
+            raise TypeError(f"@tool marks a method, and {getter_of(method).__name__!r} is a {kind}: remove @{kind}")
         if not callable(method) or inspect.isclass(method):
             kind = "class" if inspect.isclass(method) else type(method).__name__
             raise TypeError(f"@tool marks a method, and not {getattr(method, '__name__', method)!r}, which is of type {kind!r}")
@@ -314,7 +321,3 @@ def _parameters(name: str, function: Any, subject: _Subject, *, skip_first: bool
         )
     bound = function.keywords if isinstance(function, partial) else {}
     return [parameter for parameter in parameters if parameter.name not in bound]
-
-
-def _getter(value: property | cached_property[Any]) -> Any:
-    return value.fget if isinstance(value, property) else value.func

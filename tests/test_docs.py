@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import gymnasium
 import pytest
 import typer
 
+import art_gym
 from art_gym.cli.app import app
+from art_gym.testing.conformance import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -58,10 +61,25 @@ def test_snippets_run(page, marker, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = ModuleType(f"snippets_of_{page.stem.replace('-', '_').lower()}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = set(gymnasium.registry)
     for wanted, line, code in snippets(page):
         if wanted in ("", marker):
             # Line numbers of the page, so that a traceback points into it.
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), module.__dict__)
+    for env_id in [id_ for id_ in gymnasium.registry if id_ not in before and id_.startswith("example/")]:
+        check_registered(env_id, module, monkeypatch)
+
+
+def check_registered(env_id, module, monkeypatch):
+    """What a page registers can be made, if the class that the page defines lies where the page says."""
+    place, _, name = gymnasium.spec(env_id).entry_point.partition(":")
+    if hasattr(module, name):
+        monkeypatch.setitem(sys.modules, place, module)
+    try:
+        with art_gym.make(env_id) as env:
+            env.reset(seed=0)
+    finally:
+        del gymnasium.registry[env_id]
 
 
 def test_every_snippet_is_found():
@@ -80,6 +98,13 @@ def test_commands_exist_with_their_options(page, line):
         name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
         # Parses everything, and calls nothing.
         command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize(("page", "line"), commands("pytest"))
+def test_options_of_pytest_exist(page, line, pytestconfig):
+    # The plugin has added its own; an unknown one raises.
+    parsed = pytestconfig._parser.parse(shlex.split(line)[1:])
+    assert not set(parsed.art_gym_skip) - set(CHECKS)
 
 
 @pytest.mark.parametrize(("page", "line"), commands("make"))

@@ -854,6 +854,37 @@ def test_what_start_returns_must_be_messages(opening: Any, text: str) -> None:
         Env().reset()
 
 
+def test_whatever_start_returns_can_be_written_as_utf8() -> None:
+    opening: list[Any] = [
+        {"role": "user", "name": "a\ud800", "content": [{"type": "text", "text": "b\udfff"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at\ud800": "\ud83d"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "é"},
+    ]
+
+    class Env(ToolEnv):
+        def start(self) -> Any:
+            return opening
+
+    env = Env()
+    shown, _ = env.reset()
+    assert shown == (
+        {"role": "user", "name": "a?", "content": [{"type": "text", "text": "b?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at?": "?"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "é"},
+    )
+    assert shown in env.observation_space
+    shown[2]["content"] = "changed"
+    assert opening[2]["content"] == "é"
+
+
 def test_an_async_start_is_refused() -> None:
     class Env(ToolEnv):
         async def start(self) -> str:  # type: ignore[override]
@@ -967,6 +998,7 @@ def test_threads_that_start_at_once_share_one_loop(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
     code = (
         "import os, signal\n"
@@ -1094,6 +1126,7 @@ async def test_an_async_tool_that_blocks_leaves_the_callers_loop_free() -> None:
         await step
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_free_stays_after_a_timeout_and_one_that_was_left_behind_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     before = _calls._process_loop.get()
     with monkeypatch.context() as patient:
@@ -1330,7 +1363,7 @@ def expected_ids(action: Any) -> Iterator[Any]:
 
 
 @given(st.lists(ACTIONS, min_size=1, max_size=8), st.integers(0, 5))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_anything_is_answered_and_twins_agree(actions: list[Any], seed: int) -> None:
     env, twin = fresh(seed), fresh(seed)
     for action in actions:

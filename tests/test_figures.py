@@ -22,7 +22,7 @@ def running() -> Door:
     return env
 
 
-@pytest.mark.parametrize("value", ["1", "x", b"1", None, [], 1j, object()], ids=repr)
+@pytest.mark.parametrize("value", ["1", "x", b"1", None, [], 1j, ...], ids=repr)
 def test_a_figure_is_a_number(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^reward 'a' must be a number, not [^\n]*$"):
         running().reward("a", value)
@@ -67,7 +67,7 @@ def test_a_space_takes_schemas_by_name(tools: Any) -> None:
         ToolCallSpace(tools)
 
 
-@pytest.mark.parametrize("given", ["x", ["a"], [[1], [2, 3]], object()], ids=str)
+@pytest.mark.parametrize("given", ["x", ["a"], [[1], [2, 3]], ...], ids=str)
 def test_a_mask_holds_numbers(given: Any) -> None:
     with pytest.raises(ValueError, match=r"^expected one number for each of the 1 tools, got [^\n]*$"):
         Door().action_space.sample(mask=given)

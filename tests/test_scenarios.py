@@ -51,6 +51,7 @@ def test_neither_the_order_nor_the_number_of_the_rows_matters() -> None:
             assert all(scenario == whole[scenario.id] for scenario in part)
 
 
+@pytest.mark.slow
 def test_every_process_agrees() -> None:
     code = (
         "import json, sys\n"

@@ -102,6 +102,7 @@ def test_a_snapshot_holds_nothing_of_its_environment() -> None:
     assert not isinstance(state["itself"], Machine)
 
 
+@pytest.mark.slow
 def test_an_environment_that_refers_to_itself_passes_the_checks() -> None:
     assert check_transitions(Machine, examples=10)
 

@@ -287,6 +287,7 @@ for number in itertools.count(int(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_kill_9_loses_no_finished_episode(tmp_path, open_store):
     code = ENDLESS.format(path=sys.path, folder=str(tmp_path))
     delays = random.Random(0)

@@ -195,6 +195,7 @@ def test_a_value_arrives_as_the_annotated_type(name: str) -> None:
     assert make(annotation).parse(f'{{"x": {written}}}') == {"x": value}
 
 
+@pytest.mark.slow
 @each()
 def test_whatever_else_is_written_is_taken_or_refused_in_few_words(name: str) -> None:
     tool = make(TYPES[name][0])

@@ -121,6 +121,9 @@ def check(
     ],
     examples: Annotated[int, typer.Option(min=1, help="Lists of actions that are played to test the transitions.")] = 100,
     seed: Annotated[int | None, typer.Option(min=0, help="Play the same lists of actions every time; without it, new ones.")] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="CHECK", help="Leave out a check, such as pickling; its name as the table shows it; repeatable.")
+    ] = None,
     script: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a Python script that reproduces what is wrong with the transitions there.")
     ] = None,
@@ -128,7 +131,7 @@ def check(
     """Check that an environment keeps Gymnasium's contract and this project's, whatever actions it gets."""
     from art_gym.cli import _check
 
-    _check.run(env_id, examples=examples, seed=seed, script=script)
+    _check.run(env_id, examples=examples, seed=seed, skip=skip or [], script=script)
 
 
 @app.command("eval")

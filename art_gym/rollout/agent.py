@@ -63,12 +63,24 @@ class Reply:
 class Agent(Protocol):
     """A policy that plays episodes.
 
-    `act` raises `PolicyError` when its endpoint fails for this episode, `EngineError` when the server is gone, and `ContextOverflow` when the
-    conversation no longer fits.
+    Attributes:
+        name: Names it in errors and reports.
     """
 
     name: str
 
-    async def act(self, state: TurnState) -> Reply: ...
+    async def act(self, state: TurnState) -> Reply:
+        """Return the next action of an episode. Called for many episodes at once, and cancelled after `state.timeout` seconds.
 
-    async def close(self) -> None: ...
+        Raises:
+            ContextOverflow: The conversation no longer fits; the episode ends as truncated.
+            PolicyError: The policy's endpoint fails for this episode, which fails with kind "policy". So does one in which anything else is
+                raised.
+            EngineError: The server is gone; the rollout ends.
+            UsageError: The agent can't play as it was set up; the rollout ends.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what it holds, such as connections. Called by `Runner.collect` at its end, and else by whoever made the agent."""
+        ...

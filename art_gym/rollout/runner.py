@@ -128,6 +128,19 @@ class Runner:
         """Play all the scenarios and return their groups: `run` for code that isn't asynchronous.
 
         It works in any thread, and in one whose event loop is running (a notebook), which it blocks. The agent is closed at the end.
+
+        Args:
+            scenarios: Where the episodes start; not endless.
+            journal: As for `run`.
+            resume: As for `run`.
+            progress: As for `run`.
+
+        Returns:
+            The groups, in the order of the scenarios.
+
+        Raises:
+            EngineError: The engine died; as for `run`.
+            UsageError: As for `run`.
         """
 
         async def collected() -> list[EpisodeGroup]:

@@ -10,10 +10,22 @@ if TYPE_CHECKING:
     from art_gym.testing.conformance import CheckResult, check, conformance_tests
     from art_gym.testing.machine import ToolEnvMachine
     from art_gym.testing.strategies import actions, broken_actions, json_values, scenarios
-    from art_gym.testing.transitions import Transition, TransitionReport, TransitionViolation, check_actions, check_transitions
+    from art_gym.testing.transitions import (
+        Invariant,
+        Make,
+        Target,
+        Transition,
+        TransitionReport,
+        TransitionViolation,
+        check_actions,
+        check_transitions,
+    )
 
 __all__ = [
     "CheckResult",
+    "Invariant",
+    "Make",
+    "Target",
     "ToolEnvMachine",
     "Transition",
     "TransitionReport",
@@ -32,7 +44,16 @@ _MODULES = {
     "conformance": ("CheckResult", "check", "conformance_tests"),
     "machine": ("ToolEnvMachine",),
     "strategies": ("actions", "broken_actions", "json_values", "scenarios"),
-    "transitions": ("Transition", "TransitionReport", "TransitionViolation", "check_actions", "check_transitions"),
+    "transitions": (
+        "Invariant",
+        "Make",
+        "Target",
+        "Transition",
+        "TransitionReport",
+        "TransitionViolation",
+        "check_actions",
+        "check_transitions",
+    ),
 }
 
 

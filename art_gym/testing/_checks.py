@@ -20,6 +20,7 @@ import subprocess
 import sys
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -45,7 +46,12 @@ from art_gym.testing._script import action_source
 from art_gym.testing.strategies import starting_split
 
 _STEPS = 12
-_SCENARIOS = 20
+_SCENARIOS = 1000
+"""Of each split: as many must have ids, and seeds and options, of their own."""
+
+_COMPARED = 20
+"""Of each split: as many are taken again, here and in another process, and compared."""
+
 _PICKLED = 5
 _EPISODES = 6
 _CHILD_SECONDS = 120
@@ -178,37 +184,60 @@ def _play_vector(env_id: str, mode: str, options: dict[str, Any]) -> None:
             warnings.filterwarnings("ignore", "(?s).*multi-?threaded.*fork", DeprecationWarning)
             envs = stack.enter_context(closing(gymnasium.make_vec(env_id, num_envs=2, vectorization_mode=mode, vector_kwargs=options)))
         alone = [stack.enter_context(closing(make(env_id))) for _ in range(2)]
-        observations, _ = envs.reset(seed=5)
-        expected = [env.reset(seed=5 + index)[0] for index, env in enumerate(alone)]
-        _require(list(observations) == expected, _differs("the first observations", expected, list(observations)))
+        observations, infos = envs.reset(seed=5)
+        for index, env in enumerate(alone):
+            _require_equal_resets(f"the first reset of environment {index}", env.reset(seed=5 + index), observations, infos, index)
         envs.action_space.seed(0)
-        running = [True, True]
+        over = np.zeros(len(alone), dtype=np.bool_)
         for number in range(_STEPS):
             actions = envs.action_space.sample()
             observations, rewards, terminated, truncated, infos = envs.step(copy.deepcopy(actions))
             _require(tuple(observations) in envs.observation_space, f"step {number}: the observations aren't in the observation space")
             for index, env in enumerate(alone):
-                if not running[index]:
-                    continue
                 where = f"step {number} of environment {index} with {_brief(actions[index])}"
-                observation, reward, ended, cut, info = env.step(actions[index])
                 flags = (float(rewards[index]), bool(terminated[index]), bool(truncated[index]))
+                if over[index] and autoreset is AutoresetMode.NEXT_STEP:  # the step that resets takes no action
+                    where = f"step {number} of environment {index}, the reset after its episode's end"
+                    _require(flags == (0.0, False, False), _differs(f"{where}: what it returns (reward, flags)", (0.0, False, False), flags))
+                    _require_equal_resets(where, env.reset(), observations, infos, index)
+                    continue
+                observation, reward, ended, cut, info = env.step(actions[index])
                 _require((reward, ended, cut) == flags, _differs(f"{where}: what it returns (reward, flags)", (reward, ended, cut), flags))
-                running[index] = not (ended or cut)
-                if running[index] or autoreset is not AutoresetMode.SAME_STEP:
+                if (ended or cut) and autoreset is AutoresetMode.SAME_STEP:
+                    _require(
+                        infos["final_obs"][index] == observation,
+                        _differs(f'{where}: info["final_obs"], the last observation,', observation, infos["final_obs"][index]),
+                    )
+                    _require_equal_infos(f'{where}: info["final_info"]', info, infos["final_info"], index)
+                    _require_equal_resets(f"{where}, the reset after its episode's end", env.reset(), observations, infos, index)
+                else:
                     _require(observations[index] == observation, _differs(f"{where}: the observation", observation, observations[index]))
-                    _require_equal_infos(where, info, infos, index)
+                    _require_equal_infos(f"{where}: info", info, infos, index)
             over = np.logical_or(terminated, truncated)
             if autoreset is AutoresetMode.DISABLED and over.any():
-                envs.reset(options={"reset_mask": over})
+                observations, infos = envs.reset(options={"reset_mask": over.copy()})
+                for index in np.flatnonzero(over):
+                    where = f"the reset of environment {index} after step {number}"
+                    # A vector environment passes on the options that are left beside the mask.
+                    _require_equal_resets(where, alone[index].reset(options={}), observations, infos, index)
 
 
-def _require_equal_infos(where: str, info: dict[str, Any], infos: dict[str, Any], index: int) -> None:
+def _require_equal_resets(where: str, expected: tuple[Any, dict[str, Any]], observations: Any, infos: dict[str, Any], index: int) -> None:
+    observation, info = expected
+    _require(observations[index] == observation, _differs(f"{where}: the observation", observation, observations[index]))
+    _require_equal_infos(f"{where}: info", info, infos, index)
+
+
+def _require_equal_infos(where: str, info: Mapping[str, Any], infos: Mapping[str, Any], index: int) -> None:
     for key, value in info.items():
-        if isinstance(value, str | int | float):
+        path = f"{where}[{key!r}]"
+        _require(key in infos, f"{path}, which is {value!r}, isn't there")
+        if isinstance(value, Mapping):
+            _require_equal_infos(path, value, infos[key], index)
+        elif isinstance(value, str | int | float | list):
             together = infos[key][index]
             # Gymnasium gives all environments the type of the first one.
-            _require(together == value, _differs(f"{where}: info[{key!r}], which must have one type in every step,", value, together))
+            _require(together == value, _differs(f"{path}, which must have one type in every step,", value, together))
 
 
 @_check
@@ -242,28 +271,29 @@ def check_scenarios(env_id: str) -> str:
     """The splits' scenarios are disjoint, the same each time and in every process, JSON, and can be reset to."""
     with closing(make(env_id)) as env, closing(make(env_id)) as other:
         _require(callable(getattr(env.unwrapped, "scenarios", None)), "the environment has no method scenarios(split)")
-        taken = {split: _take(env, split) for split in SPLITS}
+        taken = {split: _take(env, split, _SCENARIOS) for split in SPLITS}
         for split in SPLITS:
-            again = [_take(env, split), _take(other, split)]
-            _require(again == [taken[split]] * 2, _differs(f"the split {split!r}, taken again,", taken[split], again))
+            first, again = taken[split][:_COMPARED], [_take(env, split, _COMPARED), _take(other, split, _COMPARED)]
+            _require(again == [first] * 2, _differs(f"the split {split!r}, taken again,", first, again))
         everything = [scenario for split in SPLITS for scenario in taken[split]]
-        _require_disjoint("id", [scenario["id"] for scenario in everything])
-        _require_disjoint("seed and options", [(scenario["seed"], scenario["options"]) for scenario in everything])
+        _require_disjoint("id", [repr(scenario["id"]) for scenario in everything])
+        starts = [f"({scenario['seed']}, {json.dumps(scenario['options'], sort_keys=True)})" for scenario in everything]
+        _require_disjoint("seed and options", starts)
         for split in SPLITS:
             for scenario in taken[split][:3]:
                 where = f"reset to the scenario {scenario['id']!r}"
-                first, second = (made.reset(seed=scenario["seed"], options=copy.deepcopy(scenario["options"]))[0] for made in (env, other))
-                _require(first in env.observation_space, f"{where}: the observation isn't in the observation space: {first!r}")
-                _require(first == second, _differs(f"{where}: a second environment's observation", first, second))
+                one, second = (made.reset(seed=scenario["seed"], options=copy.deepcopy(scenario["options"]))[0] for made in (env, other))
+                _require(one in env.observation_space, f"{where}: the observation isn't in the observation space: {one!r}")
+                _require(one == second, _differs(f"{where}: a second environment's observation", one, second))
         notes = [f"{split}: none" for split in SPLITS if not taken[split]]
         return "; ".join([*notes, *_compare_with_another_process(env.spec, taken)])
 
 
-def _take(env: gymnasium.Env[Any, Any], split: Split) -> list[dict[str, Any]]:
+def _take(env: gymnasium.Env[Any, Any], split: Split, count: int) -> list[dict[str, Any]]:
     """The first scenarios of a split, as JSON data."""
     found = []
     # Their number is no argument of `scenarios`, which may be endless.
-    for scenario in itertools.islice(env.unwrapped.scenarios(split), _SCENARIOS):  # type: ignore[attr-defined]  # looked for by the caller
+    for scenario in itertools.islice(env.unwrapped.scenarios(split), count):  # type: ignore[attr-defined]  # looked for by the caller
         try:
             data = json.loads(json.dumps(scenario.to_dict(), allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -273,9 +303,9 @@ def _take(env: gymnasium.Env[Any, Any], split: Split) -> list[dict[str, Any]]:
     return found
 
 
-def _require_disjoint(what: str, values: list[Any]) -> None:
-    twice = next((value for index, value in enumerate(values) if value in values[:index]), None)
-    _require(twice is None, f"two of the first {_SCENARIOS} scenarios of each split have the same {what}: {twice!r}")
+def _require_disjoint(what: str, texts: Sequence[str]) -> None:
+    twice = next((text for text, count in Counter(texts).items() if count > 1), None)
+    _require(twice is None, f"two of the first {_SCENARIOS} scenarios of each split have the same {what}: {twice}")
 
 
 _IN_ANOTHER_PROCESS = """
@@ -295,7 +325,7 @@ def _compare_with_another_process(spec: EnvSpec | None, taken: Mapping[Split, li
     """Compare with what an interpreter with another hash seed and another clock takes; return why that couldn't be done."""
     if spec is None or not isinstance(spec.entry_point, str):
         return ["not compared with another process: the entry point is no text"]
-    argument = json.dumps([spec.entry_point, spec.kwargs, SPLITS, _SCENARIOS])
+    argument = json.dumps([spec.entry_point, spec.kwargs, SPLITS, _COMPARED])
     variables = {
         **os.environ,
         "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1",
@@ -308,9 +338,10 @@ def _compare_with_another_process(spec: EnvSpec | None, taken: Mapping[Split, li
         return [f"not compared with another process: {reason}"]
     there = json.loads(done.stdout.splitlines()[-1])
     for split in SPLITS:
-        differs = _differs(f"in another process, with another hash seed and another clock, the split {split!r}", taken[split], there[split])
+        here = taken[split][:_COMPARED]
+        differs = _differs(f"in another process, with another hash seed and another clock, the split {split!r}", here, there[split])
         reasons = "scenarios may not follow a set's order, hash(), the clock or unseeded chance"
-        _require(there[split] == taken[split], f"{differs}\n  {reasons}")
+        _require(there[split] == here, f"{differs}\n  {reasons}")
     return []
 
 

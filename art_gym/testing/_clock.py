@@ -1,6 +1,6 @@
 """The clocks of an interpreter, which another one may set to another time, in another time zone.
 
-All that Python offers goes with them: the functions of `time`, and `now`, `utcnow` and `today` of `datetime`. The class `datetime` stays the
+What Python offers goes with them: the functions of `time`, and `now`, `utcnow` and `today` of `datetime`. The class `datetime` stays the
 one it is, so that its instances pickle, compare and validate as ever, whoever made them and however a module has imported it. Only code that
 asks the operating system itself, as libraries written in other languages may, sees the true time.
 """
@@ -22,7 +22,7 @@ _SHIFT = timedelta(days=400, hours=1, minutes=1, seconds=1)
 _ZONE_SHIFT = timedelta(hours=13, minutes=17)
 """More than half a day, so that in one direction it is another day there."""
 
-_RUNNING = ("time", "monotonic", "perf_counter", "clock_gettime")
+_RUNNING = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")
 """Functions of `time` that return seconds; each has a twin that returns nanoseconds."""
 
 _SATURDAY = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import pickle
@@ -18,6 +19,7 @@ from art_gym import registration
 from art_gym.errors import UsageError
 
 Make = str | Callable[[], gymnasium.Env[Any, Any]]
+"""An environment's id ("package:namespace/Name-v0", or one that is registered), or a class or function that makes one."""
 
 
 class Unshippable(Exception):
@@ -50,21 +52,30 @@ class Factory:
         self.make = make
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        return registration.make(self.make) if isinstance(self.make, str) else self.make()
-
-    def probe(self) -> gymnasium.Env[Any, Any]:
-        """Make the first environment, and check that it is one and that the next is another.
+        """Make an environment.
 
         Raises:
-            UsageError: They aren't.
+            UsageError: What is called makes something else.
+        """
+        made: Any = registration.make(self.make) if isinstance(self.make, str) else self.make()
+        if not isinstance(made, gymnasium.Env):
+            raise UsageError(f"{self.name} must make a gymnasium.Env, not {type(made).__name__}")
+        return made
+
+    def probe(self) -> gymnasium.Env[Any, Any]:
+        """Make the first environment, and check that the next is another.
+
+        Raises:
+            UsageError: It isn't, or is no environment.
         """
         first = self()
-        if not isinstance(first, gymnasium.Env):
-            raise UsageError(f"{self.name} must make a gymnasium.Env, not {type(first).__name__}")
-        second = self()
-        if second is first:
-            raise UsageError(f"{self.name} must make a new environment each time it is called, and made the same one twice")
-        second.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(first.close)
+            second = self()
+            if second is first:
+                raise UsageError(f"{self.name} must make a new environment each time it is called, and made the same one twice")
+            second.close()
+            stack.pop_all()
         return first
 
     @property
@@ -99,7 +110,7 @@ class Factory:
     def source(self) -> Source:
         """Return how a script makes the same environments."""
         if isinstance(self.make, str):
-            return Source([], repr(self.make), f"art_gym.make({self.make!r})", {"import art_gym"})
+            return _source_of_id(self.make)
         return source_of(self.make, ("make()", "make the environment here"))
 
 
@@ -119,6 +130,34 @@ def load(shipped: dict[str, Any]) -> Factory:
     if b"__main__" in shipped["pickled"]:
         _load_main(shipped["main"])
     return Factory(pickle.loads(shipped["pickled"]))
+
+
+def _source_of_id(env_id: str) -> Source:
+    """Return how a script makes the environment of that id, be it one that the caller registered."""
+    package, _, name = env_id.rpartition(":")
+    lines: list[str] = []
+    imports = {"import art_gym"}
+    spec = gymnasium.registry.get(name)
+    entry_point: Any = spec.entry_point if spec is not None else None
+    if package:
+        lines, more = _findable(package)
+        imports |= more
+    elif spec is not None and spec.namespace != "art_gym" and not str(entry_point).startswith("gymnasium."):
+        # What registered it may have been any import of the caller's, or a call.
+        if isinstance(entry_point, str):
+            module, _, attribute = entry_point.partition(":")
+            main = _main_file() if module == "__main__" else None
+            if main is not None:
+                module = Path(main).stem
+            lines, more = _findable(module) if main is None else _loaded(module, module, main)
+            made = repr(f"{module}:{attribute}")
+        else:
+            source = source_of(entry_point, ("make(**options)", "make the environment here"))
+            lines, more, made = source.lines, source.imports, source.make
+        options = [f"{key}={value!r}" for key, value in (("kwargs", spec.kwargs), ("max_episode_steps", spec.max_episode_steps)) if value]
+        lines = [*lines, f"gymnasium.register({', '.join([repr(name), f'entry_point={made}', *options])})"]
+        imports |= more | {"import gymnasium"}
+    return Source(lines, repr(env_id), f"art_gym.make({env_id!r})", imports)
 
 
 def source_of(function: Any, stand_in: tuple[str, str]) -> Source:
@@ -149,20 +188,36 @@ def _source_of(make: Any) -> Source | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return None
-    top = name.partition(".")[0]
-    root = _root(module, file)
-    if root is not None:
-        outside = not any(Path(root).is_relative_to(prefix) for prefix in {sys.prefix, sys.base_prefix})
-        lines = [f"sys.path.insert(0, {root!r})", f"from {module} import {top}"] if outside else [f"from {module} import {top}"]
-        return Source(lines, name, f"{name}()", {"import sys"} if outside else set())
+    if _root(module, file) is not None:
+        lines, imports = _findable(module)
+        return Source([*lines, f"from {module} import {name.partition('.')[0]}"], name, f"{name}()", imports)
     short = Path(file).stem if module == "__main__" else module.rpartition(".")[2]
+    lines, imports = _loaded(short, short, file)
+    return Source(lines, f"{short}.{name}", f"{short}.{name}()", imports)
+
+
+def _findable(module: str) -> tuple[list[str], set[str]]:
+    """Lines after which a script can import the module, with the imports that they need; none for what is installed."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return [], set()
+    root = _root(module, file)
+    if root is None:
+        return _loaded(module, module.rpartition(".")[2], file)
+    if any(Path(root).is_relative_to(prefix) for prefix in {sys.prefix, sys.base_prefix}):
+        return [], set()
+    return [f"sys.path.insert(0, {root!r})"], {"import sys"}
+
+
+def _loaded(module: str, variable: str, file: str) -> tuple[list[str], set[str]]:
+    """Lines that load a module from its file, for one that is found by no path."""
     lines = [
-        f"spec = importlib.util.spec_from_file_location({short!r}, {file!r})",
-        f"{short} = importlib.util.module_from_spec(spec)",
-        f"sys.modules[{short!r}] = {short}",
-        f"spec.loader.exec_module({short})",
+        f"spec = importlib.util.spec_from_file_location({module!r}, {file!r})",
+        f"{variable} = importlib.util.module_from_spec(spec)",
+        f"sys.modules[{module!r}] = {variable}",
+        f"spec.loader.exec_module({variable})",
     ]
-    return Source(lines, f"{short}.{name}", f"{short}.{name}()", {"import importlib.util", "import sys"})
+    return lines, {"import importlib.util", "import sys"}
 
 
 def _is_literal(value: Any) -> bool:

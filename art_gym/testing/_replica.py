@@ -160,8 +160,9 @@ def _respond(factory: Factory, request: Any) -> Any:
         _, walks, ignored, other_clock = request
         with CLOCK.shifted() if other_clock else contextlib.nullcontext():
             return [fresh_texts(factory, walk, ignored) for walk in walks]
-    probe = factory()
-    found = WalkChecker(factory, Layers(probe)).check(request[1])
+    with contextlib.closing(factory()) as probe:
+        layers = Layers(probe)
+    found = WalkChecker(factory, layers).check(request[1])
     return (found.invariant, found.problem) if isinstance(found, Broken) else None
 
 

@@ -81,7 +81,7 @@ def told(
         factory: Makes the environment.
         walk: What was played.
         broken: What is broken.
-        beside: A second walk that it takes to show it.
+        beside: A second walk, whose infos have entries of other types.
         invariants: The author's own ones, of which the script checks those of that name.
     """
     return TransitionViolation(

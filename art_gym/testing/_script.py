@@ -30,9 +30,9 @@ def action_source(action: Any, prefix: str = "art_gym.") -> str:
     return _value(action)
 
 
-def actions_source(actions: Sequence[Any], prefix: str = "art_gym.") -> list[str]:
+def actions_source(actions: Sequence[Any], name: str = "actions") -> list[str]:
     """Write a list of actions as lines of Python."""
-    return ["actions = [", *(f"    {action_source(action, prefix)}," for action in actions), "]"] if actions else ["actions = []"]
+    return [f"{name} = [", *(f"    {action_source(action)}," for action in actions), "]"] if actions else [f"{name} = []"]
 
 
 def script(factory: Factory, walk: Walk, problem: str, beside: Walk | None = None, *, invariants: Sequence[Invariant] = ()) -> str:
@@ -42,7 +42,7 @@ def script(factory: Factory, walk: Walk, problem: str, beside: Walk | None = Non
         factory: Makes the environment.
         walk: What to play.
         problem: What it shows.
-        beside: Another walk, where the two together show the problem and neither alone.
+        beside: Another walk, whose infos have entries of other types.
         invariants: Those of the author's own that are to be checked as well.
     """
     source = factory.source()
@@ -58,17 +58,52 @@ def script(factory: Factory, walk: Walk, problem: str, beside: Walk | None = Non
         *setup,
         *([""] if setup and setup[-1] else []),
         *actions_source(walk.actions),
+        *(actions_source(beside.actions, "others") if beside is not None else []),
         "",
-        # The check may play in a second interpreter, which loads this file when it defines the environment.
-        'if __name__ == "__main__":',
-        *_playing(source.call, walk),
     ]
     if beside is None:
+        # The check may play in a second interpreter, which loads this file when it defines the environment.
+        lines += ['if __name__ == "__main__":', *_playing(source.call, walk)]
         checked = f", invariants=[{', '.join(each.make for each in own)}]" if own else ""
         lines.append(f"    check_actions({source.make}, actions, {arguments}{checked})")
     else:
-        lines += [f"    {line}" for line in ("", *actions_source(beside.actions))] + _playing(source.call, beside)
+        lines += _COMPARING.format(call=source.call, first=arguments, second=_arguments(beside)).split("\n")[:-1]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+_COMPARING = """
+def types_of(info, path="info"):
+    found = {{}}
+    for key, value in info.items():
+        found[f"{{path}}[{{key!r}}]"] = type(value).__name__
+        if isinstance(value, dict):
+            found.update(types_of(value, f"{{path}}[{{key!r}}]"))
+    return found
+
+
+def played(actions, **start):
+    env = {call}
+    observation, info = env.reset(**start)
+    print(observation, info)
+    found = types_of(info)
+    for action in actions:
+        print(action)
+        observation, reward, terminated, truncated, info = env.step(action)
+        print(observation, reward, terminated, truncated, info)
+        found.update(types_of(info))
+        if terminated or truncated:
+            observation, info = env.reset(options=start.get("options"))
+            print(observation, info)
+            found.update(types_of(info))
+    return found
+
+
+if __name__ == "__main__":
+    first, second = played(actions, {first}), played(others, {second})
+    for path in first.keys() & second.keys():
+        if first[path] != second[path]:
+            raise AssertionError(f"{{path}} is of type {{first[path]}}, and in the other episode of type {{second[path]}}")
+"""
 
 
 def _joined(blocks: Sequence[Sequence[str]]) -> list[str]:

@@ -22,7 +22,6 @@ from hypothesis.errors import Flaky, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from art_gym.errors import UsageError
-from art_gym.testing._arguments import checked_score
 from art_gym.testing._elsewhere import clock_alone, named
 from art_gym.testing._factory import Factory
 from art_gym.testing._layers import Layers
@@ -32,9 +31,7 @@ from art_gym.testing._report import TransitionReport, TransitionViolation, told
 from art_gym.testing._simplify import simplified
 from art_gym.testing._walk import Played, WalkChecker, fresh_texts
 from art_gym.testing._walks import known_starts, plain_actions, walks
-from art_gym.testing._watch import Broken, Invariant, Transition
-
-Target = Callable[[Transition], float]
+from art_gym.testing._watch import Broken, Invariant, Target
 
 _PARTS = (0.2, 0.3, 0.5)
 """Shares of the examples; after each part the words of the environment's own messages become arguments to try."""
@@ -83,12 +80,13 @@ class Search:
         self._target = target
         self._settings = settings
         self._seed = seed
-        self._stack = contextlib.ExitStack()
-        self._probe = factory.probe()
-        self._stack.callback(self._close_probe)
-        self._layers = Layers(self._probe)
+        with contextlib.ExitStack() as stack:
+            self._probe = factory.probe()
+            stack.callback(self._close_probe)
+            self._layers = Layers(self._probe)
+            self._plain = plain_actions(self._probe.action_space)
+            self._stack = stack.pop_all()
         self._skipped = [f"{invariant}: {why}" for invariant, why in self._layers.skipped.items()]
-        self._plain = plain_actions(self._probe.action_space)
         self._checker = WalkChecker(factory, self._layers, invariants)
         self._replica: Replica | None = None
         self._first: _Found | None = None
@@ -180,7 +178,7 @@ class Search:
             if time.perf_counter() > self._until:
                 raise _TimeIsUp
         began = time.perf_counter()
-        result = self._checker.check(walk)
+        result = self._checker.check(walk, self._target if self._first is None else None)
         if isinstance(result, Played):
             if self._first is None:
                 self._note(walk, result, part)
@@ -206,8 +204,8 @@ class Search:
             known = self._types.setdefault(path, {})
             if kind not in known or len(walk.actions) < len(known[kind].actions):
                 known[kind] = walk
-        if self._target is not None and result.transitions:
-            hypothesis.target(max(checked_score(self._target, transition) for transition in result.transitions))
+        if result.score is not None:
+            hypothesis.target(result.score)
 
     def _check_types(self) -> None:
         for path, kinds in self._types.items():
@@ -234,7 +232,15 @@ class Search:
             self._skip_other_processes(str(error))
 
     def _elsewhere(self, replica: Replica, part: _Part, seen: Walk, problem: str) -> TransitionViolation:
-        """Shrink a difference between the processes, with the other one in the loop: the same seed draws the same walks again."""
+        """Report a difference between the processes: the smallest that still shows; as it was seen where the other process can't go on."""
+        try:
+            return self._smallest_elsewhere(replica, part, seen, problem)
+        except NoReplica as error:
+            what = "in another process, with another PYTHONHASHSEED and another clock, the same seed and actions gave something else"
+            return self._violation(seen, Broken("hash order", f"{what} {problem} (seen once; after that, {error})"))
+
+    def _smallest_elsewhere(self, replica: Replica, part: _Part, seen: Walk, problem: str) -> TransitionViolation:
+        """Shrink the difference, with the other process in the loop: the same seed draws the same walks again."""
         failed: dict[str, _Found] = {}
         until = time.perf_counter() + _SHRINK_SECONDS
 
@@ -242,8 +248,11 @@ class Search:
             key = frozen([walk.seed, walk.options, walk.actions])
             if failed and key not in failed and time.perf_counter() > until:
                 raise _TimeIsUp
-            if key not in failed and (problem := self._other_outcome(replica, walk)):
-                failed[key] = _Found(walk, Broken("hash order", problem))
+            try:
+                if key not in failed and (problem := self._other_outcome(replica, walk)):
+                    failed[key] = _Found(walk, Broken("hash order", problem))
+            except NoReplica:  # no failure of the walk's
+                raise _TimeIsUp from None
             return failed.get(key)
 
         # What Hypothesis can't shrink is shortened below, as it was.

@@ -49,14 +49,16 @@ def simplified(walk: Walk, breaks: Breaks, seconds: float, plain: Sequence[Any] 
 def _shortened(walk: Walk, breaks: Breaks) -> Walk:
     size = max(len(walk.actions) // 2, 1)
     while size and walk.actions:
-        start = 0
+        count, start = len(walk.actions), 0
         while start < len(walk.actions):
             shorter = Walk(walk.seed, walk.options, [*walk.actions[:start], *walk.actions[start + size :]])
             if breaks(shorter):
                 walk = shorter
             else:
                 start += size
-        size //= 2
+        # Once something has gone, single ones that had to stay before may go.
+        if size > 1 or len(walk.actions) == count:
+            size //= 2
     return walk
 
 
@@ -129,8 +131,8 @@ def _simpler_values(value: Any) -> Iterator[Any]:
     elif isinstance(value, int) and value:
         yield 0
         if abs(value) > 1:
-            half = abs(value) // 2
-            yield from (1, half if value > 0 else -half, value - 1 if value > 0 else value + 1)
+            sign = 1 if value > 0 else -1
+            yield from dict.fromkeys((1, sign * (abs(value) // 2), value - sign))
     elif isinstance(value, float) and value:
         yield 0.0
         if not value.is_integer():

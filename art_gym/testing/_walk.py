@@ -22,7 +22,7 @@ from art_gym.messages import say
 from art_gym.spaces import ToolCallSpace
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Outcome, Walk, brief, compare_texts, copied, difference, do_reset, do_reset_unseeded, do_step, play
-from art_gym.testing._watch import Broken, Invariant, Transition, Watch, untouched_generators
+from art_gym.testing._watch import Broken, Invariant, Target, Transition, Watch, untouched_generators
 from art_gym.testing.strategies import first_scenarios, starting_split
 
 Env = gymnasium.Env[Any, Any]
@@ -53,11 +53,13 @@ class Played:
         texts: The outcome of the reset and of each step, as text.
         transitions: The steps.
         types: Type of every entry of the infos, by its path.
+        score: The largest that the target returned; None without one, or without a step.
     """
 
     texts: list[str] = field(default_factory=list)
     transitions: list[Transition] = field(default_factory=list)
     types: dict[str, str] = field(default_factory=dict)
+    score: float | None = None
 
 
 class WalkChecker:
@@ -69,22 +71,28 @@ class WalkChecker:
         self._invariants = invariants
         self._others: list[Walk] | None = None
 
-    def check(self, walk: Walk) -> Broken | Played:
-        """Check every invariant on the walk; the process's random generators are as before afterwards."""
+    def check(self, walk: Walk, target: Target | None = None) -> Broken | Played:
+        """Check every invariant on the walk; the process's random generators are as before afterwards.
+
+        Args:
+            walk: What is played.
+            target: Called with every transition, at the time of its step.
+        """
         with contextlib.ExitStack() as stack:
             stack.enter_context(kept_generators())
             try:
-                return self._check(walk, stack)
+                return self._check(walk, stack, target)
             except Broken as broken:
                 # Without its traceback, which would hold on to the environments.
                 return broken.with_traceback(None)
 
-    def _check(self, walk: Walk, stack: contextlib.ExitStack) -> Played:
+    def _check(self, walk: Walk, stack: contextlib.ExitStack, target: Target | None) -> Played:
         _seed_generators(1)
         with untouched_generators("making the environment"):
             first = self._new(stack)
-        watch = Watch(first, self._layers, self._invariants)
-        played = Played([outcome.text for outcome in self._play_watched(watch, first, walk)], watch.transitions, watch.types)
+        watch = Watch(first, self._layers, self._invariants, target)
+        texts = [outcome.text for outcome in self._play_watched(watch, first, walk)]
+        played = Played(texts, watch.transitions, watch.types, watch.score)
         following = watch.reset(walk, unseeded=True)
         watch.check_returned()
 
@@ -120,7 +128,7 @@ class WalkChecker:
             if last.over:
                 self._refuse_steps_after_the_end(env, action)
                 watch.reset(walk, unseeded=True)
-            last = watch.step(action, broken=not _contains(env.action_space, action))
+            last = watch.step(action, broken=not contains(env.action_space, action))
         if last.over:
             self._refuse_steps_after_the_end(env, walk.actions[-1])
         return list(watch.outcomes)
@@ -375,7 +383,7 @@ def _news(other: Walk, walk: Walk) -> tuple[int, int]:
 
 def _require_reset_needed(env: Env, action: Any, invariant: str, when: str) -> None:
     # What is broken must be answered, but the order in which an environment looks at things is its own.
-    fits = _contains(env.action_space, action) or not isinstance(env.action_space, ToolCallSpace)
+    fits = contains(env.action_space, action) or not isinstance(env.action_space, ToolCallSpace)
     for count in range(1, TRIES + 1):
         outcome = do_step(env, copied(action) if fits else say("hello"))
         tried = f"step {when}" + (f", tried for time {count}," if count > 1 else "")
@@ -398,7 +406,8 @@ def _close_quietly(env: Env) -> None:
         env.close()
 
 
-def _contains(space: gymnasium.Space[Any], action: Any) -> bool:
+def contains(space: gymnasium.Space[Any], action: Any) -> bool:
+    """Whether the action is one of the space."""
     try:
         return bool(space.contains(action))
     except Exception:  # noqa: BLE001  other packages' spaces may raise on what isn't theirs

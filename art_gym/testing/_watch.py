@@ -17,6 +17,7 @@ from hypothesis.errors import HypothesisException
 
 from art_gym._actions import message_of, printable, read_action
 from art_gym._transcripts import new_messages
+from art_gym.testing._arguments import checked_score
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import RESET_FIELDS, STEP_FIELDS, Outcome, Walk, brief, copied, do_reset, do_reset_unseeded, do_step, frozen
 
@@ -28,7 +29,7 @@ class Transition:
     Attributes:
         env: The environment, as it was made: with its wrappers.
         action: The action, as it was sent.
-        observation: The new messages.
+        observation: What `step` returned: the new messages, or under the wrapper `Transcript` all of the episode.
         reward: This step's reward.
         terminated: Whether the task ended the episode.
         truncated: Whether a limit ended it.
@@ -47,6 +48,13 @@ class Transition:
 
 
 Invariant = Callable[[Transition], None]
+"""Takes a transition; raises AssertionError, with a text, where something about it is wrong."""
+
+Target = Callable[[Transition], float]
+"""Takes a transition; returns a finite number that Hypothesis tries to make larger."""
+
+_LARGEST = 2**63
+"""Gymnasium's vector environments put the whole numbers of an info into an array of 64 bits each."""
 
 
 def name_of(invariant: Invariant) -> str:
@@ -75,15 +83,26 @@ class Broken(Exception):
 
 
 class Watch:
-    """An environment that is reset and stepped under watch; raises `Broken` as soon as something doesn't hold."""
+    """An environment that is reset and stepped under watch; raises `Broken` as soon as something doesn't hold.
 
-    def __init__(self, env: gymnasium.Env[Any, Any], layers: Layers, invariants: Sequence[Invariant] = ()) -> None:
+    Attributes:
+        transitions: The steps since the last reset with a seed.
+        outcomes: What these, and the resets among them, gave.
+        types: Type of every entry of the infos, by its path.
+        score: The largest that the target returned; None before it was called.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], layers: Layers, invariants: Sequence[Invariant] = (), target: Target | None = None
+    ) -> None:
         self.transitions: list[Transition] = []
         self.outcomes: list[Outcome] = []
         self.types: dict[str, str] = {}
+        self.score: float | None = None
         self._env = env
         self._layers = layers
         self._invariants = invariants
+        self._target = target
         self._returned: list[tuple[str, Any, str]] = []
         self._owners: dict[int, str] = {}
         self._last: Any = None
@@ -130,11 +149,15 @@ class Watch:
         self._check_flags(where, terminated, truncated)
         self._check_reward(where, reward, info)
         if self._layers.checks("answers"):
-            check_answers(where, new_messages(observation, self._last), written_ids(action))
+            check_answers(where, new_messages(observation, self._last, action), written_ids(action))
         self._last = copied(observation)
         transition = Transition(self._env, action, observation, float(reward), terminated, truncated, info, self._turn)
         self.transitions.append(transition)
         self._check_invariants(where, transition)
+        if self._target is not None:
+            # Now, as the invariants: the transition shows the environment itself, which goes on and is closed.
+            score = checked_score(self._target, transition)
+            self.score = score if self.score is None else max(self.score, score)
         return outcome
 
     def check_returned(self) -> None:
@@ -192,9 +215,12 @@ class Watch:
             json.dumps(shown, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise Broken("info", f"the info of {where} can't be written as JSON ({error}): {brief(shown)}") from None
-        for path, value in _entries("info", shown):
+        for path, value in _parts("info", shown):
             if value is None:
                 raise Broken("info", f"{path} of {where} is None: leave it out, or give it a value of its type, as an empty text")
+            if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+                raise Broken("info", f"{path} of {where} is {brief(value)}, a whole number of more than 64 bits: give it as text")
+        for path, value in _entries("info", shown):
             kind = type(value).__name__
             if (first := self.types.setdefault(path, kind)) != kind:
                 raise Broken("info types", f"{path} of {where} is {brief(value)}, of type {kind}, and before it was of type {first}")
@@ -320,3 +346,10 @@ def _entries(path: str, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"{path}[{key!r}]", item
         if isinstance(item, dict):
             yield from _entries(f"{path}[{key!r}]", item)
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The value and everything inside it, with its path."""
+    yield path, value
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ():
+        yield from _parts(f"{path}[{key!r}]", item)

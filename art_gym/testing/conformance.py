@@ -45,10 +45,11 @@ class CheckResult:
 
     Attributes:
         check: Its name, a key of `CHECKS`.
-        problem: What it found, readable; "" if the environment passed.
+        problem: What it found, readable; "" if it found nothing.
         script: A Python program that reproduces the problem, where there is one.
         note: What was done, or left out.
         seconds: How long it took.
+        skipped: Whether it was left out, as the caller wished.
     """
 
     check: str
@@ -56,32 +57,39 @@ class CheckResult:
     script: str = ""
     note: str = ""
     seconds: float = 0.0
+    skipped: bool = False
 
     @property
     def passed(self) -> bool:
-        return not self.problem
+        """Whether it ran and found nothing."""
+        return not self.problem and not self.skipped
 
 
-def check(env_id: str, *, examples: int = 100, seed: int | None = None) -> list[CheckResult]:
+def check(env_id: str, *, examples: int = 100, seed: int | None = None, skip: Collection[str] = ()) -> list[CheckResult]:
     """Run every check on one environment.
 
     Args:
         env_id: "package:namespace/Name-v0", or an id that is registered already.
         examples: Lists of actions that `check_transitions` plays.
         seed: Makes it play the same ones every time; None draws new ones.
+        skip: Names of checks to leave out, as "pickling" for an environment that holds what can't be pickled.
 
     Raises:
         UsageError: There is no such environment, it can't be made, or it is none of chat messages and tool calls; there can't be that many
-            examples.
+            examples; or `skip` is no list of names of checks.
     """
-    return list(run_checks(env_id, examples=examples, seed=seed))
+    return list(run_checks(env_id, examples=examples, seed=seed, skip=skip))
 
 
-def run_checks(env_id: str, *, examples: int = 100, seed: int | None = None) -> Iterator[CheckResult]:
+def run_checks(env_id: str, *, examples: int = 100, seed: int | None = None, skip: Collection[str] = ()) -> Iterator[CheckResult]:
     """Run every check on one environment and yield each result as it comes; otherwise like `check`."""
     run = checks(examples=examples, seed=seed)
+    left_out = checked_skip(skip, run)
     _refuse_other_kinds(env_id)
     for name, function in run.items():
+        if name in left_out:
+            yield CheckResult(name, skipped=True)
+            continue
         began = perf_counter()
         note = problem = script = ""
         try:
@@ -128,7 +136,7 @@ def registered_by(package: str) -> list[str]:
     return [f"{package}:{id_}" for id_ in found]
 
 
-def conformance_tests(package: str, *, examples: int = 100, skip: Collection[str] = ()) -> Callable[..., None]:
+def conformance_tests(package: str, *, examples: int = 100, seed: int | None = None, skip: Collection[str] = ()) -> Callable[..., None]:
     """Make a pytest test that runs every check on every environment of a package.
 
     One line in a test module does it: `test_conformance = conformance_tests("my_package")`.
@@ -136,15 +144,16 @@ def conformance_tests(package: str, *, examples: int = 100, skip: Collection[str
     Args:
         package: The package whose import registers the environments.
         examples: Lists of actions that `check_transitions` plays.
+        seed: Makes it play the same ones every time; None draws new ones in every run, under CI too.
         skip: Names of checks to leave out.
 
     Raises:
-        UsageError: pytest isn't installed, the package can't be imported or has no environments, there can't be that many examples, or `skip`
-            is no list of names of checks.
+        UsageError: pytest isn't installed, the package can't be imported or has no environments, there can't be that many examples or such a
+            seed, or `skip` is no list of names of checks.
     """
     pytest = _pytest()
     left_out = checked_skip(skip, CHECKS)
-    by_name = {name: function for name, function in checks(examples=examples).items() if name not in left_out}
+    by_name = {name: function for name, function in checks(examples=examples, seed=seed).items() if name not in left_out}
     cases = [
         pytest.param(env_id, function, id=f"{env_id.partition(':')[2]}-{name}")
         for env_id in registered_by(package)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from typing import Any, ClassVar
 
 import gymnasium
@@ -17,7 +19,7 @@ from art_gym.testing._factory import Factory, Make
 from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Outcome, Walk, compare_texts
 from art_gym.testing._report import TransitionViolation, told
-from art_gym.testing._walk import WalkChecker, kept_generators
+from art_gym.testing._walk import WalkChecker, contains, kept_generators
 from art_gym.testing._watch import Broken, Invariant, Transition, Watch
 from art_gym.testing.strategies import actions, broken_actions, scenarios, starting_split
 
@@ -26,7 +28,8 @@ class ToolEnvMachine(RuleBasedStateMachine):
     """A state machine that plays an environment, checks every transition, and takes an author's own rules and invariants.
 
     It resets to scenarios and takes well-formed and broken actions. Each step is checked at once; each episode as a whole, against other
-    instances and from snapshots, when it is reset or the run ends. An author's `@rule` acts by `self.play(action)` where the episode isn't
+    instances and from snapshots, when it is reset or the run ends. All of that happens in this process: hash order and wall clock are
+    checked by `check_transitions` alone, as are the spaces' samples. An author's `@rule` acts by `self.play(action)` where the episode isn't
     over; an `@invariant` looks at `self.env`.
 
     >>> from art_gym import ToolEnv, call, tool
@@ -40,11 +43,11 @@ class ToolEnvMachine(RuleBasedStateMachine):
     ...         return "It opens."
     >>> class DoorMachine(ToolEnvMachine):
     ...     make_env = Door
+    ...     @precondition(lambda self: not self.over)
     ...     @rule()
     ...     def push(self) -> None:
-    ...         if not self.over:
-    ...             self.play(call("push"))
-    ...             assert self.env.open
+    ...         self.play(call("push"))
+    ...         assert self.env.open
     >>> TestDoor = DoorMachine.TestCase  # unittest and pytest run it
 
     Attributes:
@@ -53,7 +56,6 @@ class ToolEnvMachine(RuleBasedStateMachine):
         env: The environment that is played.
         walk: Where the episode started, and its actions so far.
         over: Whether the episode has ended.
-        last: The last `Transition` of the episode; None before the first.
     """
 
     make_env: ClassVar[Make]
@@ -61,24 +63,35 @@ class ToolEnvMachine(RuleBasedStateMachine):
     _made: ClassVar[Any] = None
 
     def __init__(self) -> None:
+        """Make the environment.
+
+        Raises:
+            UsageError: `make_env` isn't set, or makes no environment; or `transition_invariants` are no functions.
+            ValueError: The environment's scenarios yield none, in any split.
+        """
         super().__init__()
+        self._around = sys.exc_info()[1]  # what is being handled around the run, if anything
         make = inspect.getattr_static(type(self), "make_env", None)
         if make is None:
             raise UsageError(f"{type(self).__name__}.make_env must be set: an environment's id, or a class or function that makes it")
         # A function in a class would else become a method.
         self._factory = Factory(make.__func__ if isinstance(make, staticmethod) else make)
-        self.env: gymnasium.Env[Any, Any] = self._factory()
-        self.walk = Walk(0, {}, [])
-        self._layers = Layers(self.env)
-        self._checker = WalkChecker(self._factory, self._layers)
         self._invariants = checked_invariants(self.transition_invariants)
+        with contextlib.ExitStack() as stack:
+            self.env: gymnasium.Env[Any, Any] = self._factory()
+            stack.callback(self.env.close)
+            self._layers = Layers(self.env)
+            self._actions, self._broken_actions, self._scenarios = self._strategies()
+            stack.pop_all()
+        self._checker = WalkChecker(self._factory, self._layers)
         self._watch = Watch(self.env, self._layers, self._invariants)
-        self._actions, self._broken_actions, self._scenarios = self._strategies()
         self._texts: list[str] = []
+        self.walk = Walk(0, {}, [])
         self.over = True
 
     @property
     def last(self) -> Transition | None:
+        """The last `Transition` since the environment was reset to a scenario; None before the first."""
         return self._watch.transitions[-1] if self._watch.transitions else None
 
     def play(self, action: Any) -> Outcome:
@@ -86,10 +99,13 @@ class ToolEnvMachine(RuleBasedStateMachine):
 
         Raises:
             TransitionViolation: The contract is broken.
+            UsageError: The episode is over.
         """
+        if self.over:
+            raise UsageError("the episode is over: put the rule under @precondition(lambda self: not self.over)")
         self.walk = Walk(self.walk.seed, self.walk.options, [*self.walk.actions, action])
         try:
-            outcome = self._watch.step(action)
+            outcome = self._watch.step(action, broken=not contains(self.env.action_space, action))
         except Broken as broken:
             self._texts = []  # this episode has been judged
             raise self._told(broken) from None
@@ -122,9 +138,11 @@ class ToolEnvMachine(RuleBasedStateMachine):
         self._reset(data.draw(self._scenarios, label="scenario"))
 
     def teardown(self) -> None:
-        """Check the last episode as a whole, and close the environment."""
+        """Check the last episode as a whole, unless the run has failed already, and close the environment."""
         try:
-            self._check_episode()
+            # Hypothesis calls this while the run's failure is on its way; another one would take its place.
+            if sys.exc_info()[1] is self._around:
+                self._check_episode()
         finally:
             self.env.close()
 

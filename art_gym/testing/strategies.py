@@ -28,7 +28,8 @@ Named = tuple[str, dict[str, Any]]
 def actions(space: gymnasium.Space[Any], *, words: Sequence[str] = ()) -> SearchStrategy[Any]:
     """Build a strategy for the actions of a space: of a `ToolCallSpace` assistant messages with a call, several, text, or both.
 
-    Every action is in the space. Calls carry ids of several styles. Other spaces are sampled as Gymnasium does it, from a seed.
+    Every action is in the space. Calls carry ids of several styles, and now and then a message is as bare as a model's empty completion, or
+    its text holds what UTF-8 can't carry. Other spaces are sampled as Gymnasium does it, from a seed.
 
     Args:
         space: The environment's action space.
@@ -37,17 +38,18 @@ def actions(space: gymnasium.Space[Any], *, words: Sequence[str] = ()) -> Search
     if not isinstance(space, ToolCallSpace):
         return st.integers(0, 2**32 - 1).map(lambda seed: _sampled(space, seed))
     texts = _texts(words)
+    said = texts.map(say) | st.sampled_from(_EMPTY).map(copy.deepcopy)
     if not space.tools:
-        return texts.map(say)
+        return said
     calls = _named_calls(space, words)
 
     @st.composite
     def messages(draw: DrawFn) -> AssistantMessage:
         kind = draw(st.integers(0, 7))
         if kind == 7:
-            return say(draw(texts))
+            return draw(said)
         named = draw(st.lists(calls, min_size=2, max_size=3)) if kind >= 5 else [draw(calls)]
-        return _message(named, draw(_ids), draw(texts) if kind in (4, 6) else None)
+        return _message(named, draw(_ids), draw(texts) if kind in (4, 6) else None, draw(_nothing))
 
     return messages()
 
@@ -119,7 +121,7 @@ def _sampled(space: gymnasium.Space[Any], seed: int) -> Any:
 
 
 def _texts(words: Sequence[str]) -> SearchStrategy[str]:
-    plain = st.text("abcdefghij ", max_size=8) | st.text(max_size=12)
+    plain = st.text("abcdefghij ", max_size=8) | st.text(max_size=12) | st.sampled_from(["", "\ud800", "half of it: \udfff."])
     return plain | st.sampled_from(words) if words else plain
 
 
@@ -136,7 +138,11 @@ _ids = st.sampled_from(["call_{0}", "call_1{0}", "chatcmpl-tool-{0}f", "{0}"])
 """How a server names calls; the first is what `art_gym.call` writes."""
 
 
-def _message(named: Sequence[Named], ids: str, text: str | None) -> AssistantMessage:
+_nothing = st.sampled_from(["{}", "", " ", "null"])
+"""How models write that a call has no arguments."""
+
+
+def _message(named: Sequence[Named], ids: str, text: str | None, nothing: str = "{}") -> AssistantMessage:
     # As `art_gym.calls` builds it, with other ids.
     return {
         "role": "assistant",
@@ -145,12 +151,19 @@ def _message(named: Sequence[Named], ids: str, text: str | None) -> AssistantMes
             {
                 "id": ids.format(index),
                 "type": "function",
-                "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+                "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False) if arguments else nothing},
             }
             for index, (name, arguments) in enumerate(named)
         ],
     }
 
+
+_EMPTY: list[AssistantMessage] = [
+    {"role": "assistant", "content": None},
+    {"role": "assistant"},
+    {"role": "assistant", "content": None, "tool_calls": []},
+]
+"""Empty completions, as servers write them."""
 
 _NO_MESSAGES: list[Any] = [
     {"role": "user", "content": "hello"},
@@ -160,8 +173,6 @@ _NO_MESSAGES: list[Any] = [
     "guess 3",
     3,
     [],
-    {"role": "assistant"},
-    {"role": "assistant", "content": None},
     {"role": "assistant", "content": 3},
     {"role": "assistant", "content": {"text": "hello"}},
     {"role": "assistant", "content": [{"type": "text"}, None, 3]},
@@ -169,14 +180,12 @@ _NO_MESSAGES: list[Any] = [
     {"role": None, "content": "hello"},
     {"role": "user", "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}]},
     {"content": "hello"},
-    {"role": "assistant", "content": None, "tool_calls": []},
     {"role": "assistant", "content": None, "tool_calls": {}},
     {"role": "assistant", "content": None, "tool_calls": "look()"},
     {"role": "assistant", "content": None, "tool_calls": 1},
     {"role": "assistant", "content": None, "tool_calls": [None, "look", 3, [], {}]},
-    {"role": "assistant", "content": "\ud800"},
 ]
-"""Actions that are no message of the space, whatever the tools."""
+"""Actions that are in no space of tool calls, whatever the tools."""
 
 _NO_ARGUMENTS: list[Any] = [
     "[]", "[1, 2]", "3", "null", '"text"', "true", "{", "}", "{]", "{'number': 3}", '{"number": 3,}', "number=3", '{"number": NaN}',

@@ -30,11 +30,11 @@ from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Walk, compare_texts
 from art_gym.testing._replica import NoReplica, Replica, is_replica
 from art_gym.testing._report import TransitionReport, TransitionViolation, told
-from art_gym.testing._search import Search, Target, closing
+from art_gym.testing._search import Search, closing
 from art_gym.testing._walk import WalkChecker
-from art_gym.testing._watch import Broken, Invariant, Transition
+from art_gym.testing._watch import Broken, Invariant, Target, Transition
 
-__all__ = ["Transition", "TransitionReport", "TransitionViolation", "check_actions", "check_transitions"]
+__all__ = ["Invariant", "Make", "Target", "Transition", "TransitionReport", "TransitionViolation", "check_actions", "check_transitions"]
 
 
 def check_transitions(
@@ -76,6 +76,8 @@ def check_transitions(
     Raises:
         TransitionViolation: The contract is broken; the text holds the shortest actions found and a script.
         UsageError: What is given makes no environment, or another argument isn't what it must be.
+        ValueError: The environment's scenarios yield none, in any split.
+        Exception: Whatever the environment's constructor raises the first time; later it is a violation.
     """
     _refuse_replica()
     built = _settings(checked_examples(examples))
@@ -101,14 +103,14 @@ def check_actions(
     Raises:
         TransitionViolation: The contract is broken.
         UsageError: What is given makes no environment, or another argument isn't what it must be.
+        Exception: Whatever the environment's constructor raises the first time; later it is a violation.
     """
     _refuse_replica()
     factory = Factory(make)
     invariants = checked_invariants(invariants)
     walk = Walk(checked_seed(seed), checked_options(options), checked_actions(actions))
-    probe = factory.probe()
-    layers = Layers(probe)
-    probe.close()
+    with contextlib.closing(factory.probe()) as probe:
+        layers = Layers(probe)
     found = WalkChecker(factory, layers, invariants).check(walk)
     if isinstance(found, Broken):
         raise told(factory, walk, found, invariants=invariants)

@@ -9,14 +9,14 @@ import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
 from art_gym import _calls
 from art_gym._snapshots import copy_in, copy_out
-from art_gym.messages import AssistantMessage, Message, Observation
+from art_gym.messages import AssistantMessage, Observation
 
 Result: TypeAlias = tuple[Observation, Any, bool, bool, dict[str, Any]]
 """What `step` returns."""
@@ -95,17 +95,6 @@ class MessageWrapper(gymnasium.Wrapper[Observation, AssistantMessage, Observatio
     def _stepped(self, action: AssistantMessage, result: Result) -> Result:
         """Take what `step` returned, and return what is shown."""
         return result
-
-
-def read_messages(observation: Any) -> Observation:
-    """Return an observation that is made of messages.
-
-    Raises:
-        TypeError: It isn't: the wrapper is around an environment of something else.
-    """
-    if isinstance(observation, list | tuple) and all(isinstance(message, Mapping) for message in observation):
-        return cast("tuple[Message, ...]", tuple(observation))
-    raise TypeError(f"an observation must be a tuple of chat messages, not {observation!r:.200}")
 
 
 def check_function(function: Any, expected: str) -> None:

@@ -13,10 +13,11 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from art_gym._actions import text_of
+from art_gym._steps import read_messages
 from art_gym._transcripts import new_messages
 from art_gym.episodes import TruncationReason
 from art_gym.messages import AssistantMessage, Message, Observation
-from art_gym.wrappers._base import MessageWrapper, Result, check_function, read_messages
+from art_gym.wrappers._base import MessageWrapper, Result, check_function
 from art_gym.wrappers._wire import wire_form
 
 BYTES_PER_TOKEN = 4

@@ -8,7 +8,7 @@ import operator
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -64,7 +64,7 @@ class Record(MessageWrapper):
         TypeError: `folder` is no path.
     """
 
-    _state = ("_episode", "_began")
+    _state = ("_episode",)
 
     def __init__(self, env: gymnasium.Env[Any, Any], folder: str | os.PathLike[str], label: str = "episodes") -> None:
         # At once, or what is wrong would be told at the end of the first episode.
@@ -78,6 +78,12 @@ class Record(MessageWrapper):
         self._shown = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode, after an unfinished one is written down as abandoned.
+
+        Raises:
+            UsageError: The options aren't JSON, the seed is no integer, or another process goes on writing to the journal.
+            Exception: Whatever the environment raises, which is kept as the episode's failure.
+        """
         kept = _json_options(options)
         seed = None if seed is None else _integer(seed)
         self._abandon()
@@ -94,9 +100,23 @@ class Record(MessageWrapper):
         episode.env_id, episode.tools = start.env_id, start.tools
         episode.final_observation = copy.deepcopy([*start.observation])
         self._shown = perf_counter()
+        episode.seconds = self._shown - self._began
         return observation, info
 
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._go_on()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._go_on()
+
     def close(self) -> None:
+        """Close the environment, after an unfinished episode is written down as abandoned.
+
+        Raises:
+            UsageError: Another process goes on writing to the journal; the environment is closed all the same.
+        """
         try:
             self._abandon()
         finally:
@@ -127,12 +147,18 @@ class Record(MessageWrapper):
             return result
         turn.observation, episode.final_observation = episode.final_observation, observation
         turn.reward, turn.rewards, turn.invalid_calls = step.reward, step.rewards, step.invalid_calls
+        episode.seconds = self._shown - self._began
         episode.turns.append(turn)
         episode.metrics.update(step.metrics)
         if step.terminated or step.truncated:
             episode.terminated, episode.truncated, episode.truncation = step.terminated, step.truncated, step.truncation
             self._keep()
         return result
+
+    def _go_on(self) -> None:
+        """Let time go on from where the episode stood, in a copy or from a snapshot; what passed meanwhile isn't the episode's."""
+        self._shown = perf_counter()
+        self._began = self._shown - (self._episode.seconds if self._episode is not None else 0.0)
 
     def _abandon(self) -> None:
         """End the episode in play, if there is one."""

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import gymnasium
 
+from art_gym._steps import read_messages
 from art_gym.messages import AssistantMessage, Message, Observation
-from art_gym.wrappers._base import MessageWrapper, Result, check_function, read_messages
+from art_gym.wrappers._base import MessageWrapper, Result, check_function
 
 
 class Redact(MessageWrapper):

@@ -7,8 +7,9 @@ from typing import Any
 
 import gymnasium
 
+from art_gym._steps import read_messages
 from art_gym.messages import AssistantMessage, Message, Observation
-from art_gym.wrappers._base import MessageWrapper, Result, read_messages
+from art_gym.wrappers._base import MessageWrapper, Result
 from art_gym.wrappers._wire import wire_form
 
 

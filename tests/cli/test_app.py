@@ -373,6 +373,7 @@ def test_every_option_has_help():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["envs"], ["train", "nowhere/Thing-v0"]])
+@pytest.mark.slow
 def test_what_needs_no_model_loads_nothing_heavy(arguments):
     program = (
         "import sys; from art_gym.cli import main; main(sys.argv[1:]);"

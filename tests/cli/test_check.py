@@ -68,6 +68,43 @@ def test_a_bug_is_reported_with_a_script_that_reproduces_it(capsys, tmp_path, le
     assert "push" in done.stdout + done.stderr
 
 
+LOCKED = '''
+import threading
+
+from art_gym import ToolEnv, register, tool
+
+
+class Locked(ToolEnv):
+    """Holds what can't be pickled."""
+
+    max_turns = 3
+    snapshot = restore = None
+
+    def start(self):
+        self.lock = threading.Lock()
+
+    @tool
+    def push(self) -> str:
+        self.finish(reward=1.0)
+        return "It opens."
+
+
+register("locked/Locked-v0", "locked_tasks:Locked")
+'''
+
+
+@pytest.mark.slow
+def test_a_check_can_be_skipped(capsys, tmp_path, monkeypatch):
+    (tmp_path / "locked_tasks.py").write_text(LOCKED)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["check", "locked_tasks:locked/Locked-v0", "--examples", "5"]
+    assert main(options) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == f"1 of {len(CHECKS)} checks failed"
+    assert main([*options, "--skip", "pickling"]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.split()[0] in CHECKS]
+    assert rows == [[name, "skipped" if name == "pickling" else "passed"] for name in CHECKS]
+
+
 def test_an_unknown_environment(refused):
     assert refused("check", "art_gym/Lokup-v0") == "unknown environment 'art_gym/Lokup-v0'; did you mean 'art_gym/Lookup-v0'?"
     assert refused("check", "no_such_package:a/B-v0").startswith("can't import 'no_such_package' for 'no_such_package:a/B-v0'")
@@ -81,6 +118,7 @@ def test_an_environment_of_another_kind(refused):
     ("arguments", "text"),
     [
         ([GUESS, "--examples", "0"], "greater than or equal to 1"),
+        ([GUESS, "--skip", "pickle"], "there is no check 'pickle' to skip; the checks are: gymnasium, spec, pickling"),
         ([GUESS, "--script", "."], ". is a folder; give a file to --script"),
         ([GUESS, "--script", "/proc/repro.py"], "can't write the folder /proc"),
         ([], "Missing argument"),

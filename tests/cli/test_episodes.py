@@ -233,6 +233,7 @@ def test_an_unknown_tokenizer(refused, journal, monkeypatch):
         assert line.endswith("; give smollm2-135m, a model's folder or a hub id")
 
 
+@pytest.mark.slow
 def test_without_a_tokenizer_it_loads_neither_torch_nor_transformers(journal):
     program = f"""
 import sys

@@ -304,6 +304,7 @@ def error(done: subprocess.CompletedProcess[str]) -> str:
     return line.removeprefix("error: ")
 
 
+@pytest.mark.slow
 def test_what_is_pushed_is_what_would_be_written(run, hub, push, tmp_path):
     done = push(str(run), "--push-to", "me/policy", "--to", "out", endpoint=hub.endpoint)
     assert done.returncode == 0, done.stderr
@@ -313,6 +314,7 @@ def test_what_is_pushed_is_what_would_be_written(run, hub, push, tmp_path):
     assert hub.private == {"me/policy": False}
 
 
+@pytest.mark.slow
 def test_a_push_alone_leaves_nothing_here_and_tells_no_path(run, hub, push, tmp_path):
     before = names(tmp_path)
     done = push(str(run), "--push-to", "me/policy", "--private", endpoint=hub.endpoint)
@@ -323,6 +325,7 @@ def test_a_push_alone_leaves_nothing_here_and_tells_no_path(run, hub, push, tmp_
     assert json.loads(hub.files["me/policy"]["adapter_config.json"])["base_model_name_or_path"] == "base-model"
 
 
+@pytest.mark.slow
 def test_a_second_push_is_a_second_commit(run, hub, push):
     for step in ("3", "4"):
         assert push(str(run), "--push-to", "me/policy", "--step", step, endpoint=hub.endpoint).returncode == 0
@@ -330,6 +333,7 @@ def test_a_second_push_is_a_second_commit(run, hub, push):
     assert hub.files["me/policy"]["adapter_model.safetensors"] == b"adapter" * 4
 
 
+@pytest.mark.slow
 def test_a_public_repository_is_not_taken_for_a_private_one(run, hub, push):
     hub.private["me/policy"] = False
     done = push(str(run), "--push-to", "me/policy", "--private", endpoint=hub.endpoint)
@@ -338,6 +342,7 @@ def test_a_public_repository_is_not_taken_for_a_private_one(run, hub, push):
     assert hub.commits == []
 
 
+@pytest.mark.slow
 def test_a_push_without_a_token(run, hub, push):
     done = push(str(run), "--push-to", "me/policy", "--to", "out", endpoint=hub.endpoint, token=None)
     assert done.returncode == 2
@@ -345,6 +350,7 @@ def test_a_push_without_a_token(run, hub, push):
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_a_push_while_the_hub_is_switched_off(run, hub, push):
     done = push(str(run), "--push-to", "me/policy", endpoint=hub.endpoint, HF_HUB_OFFLINE="1")
     assert (done.returncode, error(done)) == (2, "--push-to needs the hub, and HF_HUB_OFFLINE is set; unset it, or export with --to alone")
@@ -354,6 +360,7 @@ def test_a_push_while_the_hub_is_switched_off(run, hub, push):
     ("token", "message"),
     [("nobody's", "doesn't know the token; make a new one with write access"), ("reads", "the token may not write to me/policy on http://")],
 )
+@pytest.mark.slow
 def test_a_token_that_may_not_write(run, hub, push, token, message):
     done = push(str(run), "--push-to", "me/policy", "--to", "out", endpoint=hub.endpoint, token=token)
     assert done.returncode == 2
@@ -364,6 +371,7 @@ def test_a_token_that_may_not_write(run, hub, push, token, message):
     assert hub.commits == []
 
 
+@pytest.mark.slow
 def test_a_token_that_may_write_elsewhere_only(run, hub, push):
     hub.private["me/policy"] = False
     done = push(str(run), "--push-to", "me/policy", endpoint=hub.endpoint, token="reads")
@@ -371,6 +379,7 @@ def test_a_token_that_may_write_elsewhere_only(run, hub, push):
     assert "the token may not write to me/policy" in error(done)
 
 
+@pytest.mark.slow
 def test_a_hub_that_can_not_be_reached(run, push):
     done = push(str(run), "--push-to", "me/policy", endpoint="http://127.0.0.1:9")
     assert done.returncode == 1
@@ -378,6 +387,7 @@ def test_a_hub_that_can_not_be_reached(run, push):
     assert error(done).endswith("; look at the network, or at HF_ENDPOINT")
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_out_of_order(run, hub, push):
     hub.broken = True
     done = push(str(run), "--push-to", "me/policy", endpoint=hub.endpoint)

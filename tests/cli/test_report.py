@@ -6,6 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
+from art_gym.cli import report
 from art_gym.cli.config import RunConfig
 from art_gym.cli.evaluation import Evaluation
 from art_gym.cli.report import before_after_table, read_evaluations, read_metrics, verdict, write_report
@@ -61,10 +62,17 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """An empty file instead of the curve: drawing it takes longer than all the rest."""
+    monkeypatch.setattr(report, "_draw", lambda path, steps, evaluations: path.touch())
+
+
 def test_evaluations_are_read_back_equal(folder):
     assert read_evaluations(folder) == STAGES
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_has_the_before_and_after_table(folder):
     text = write_report(folder).read_text()
     assert "| untrained model | 0.0% | 0.0% to 1.9% | 200 |" in text
@@ -73,11 +81,13 @@ def test_the_report_has_the_before_and_after_table(folder):
     assert "smollm2-135m on art_gym/Lookup-v0 (size=24), seed 3" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_tells_how_the_logprob_difference_grew(folder):
     text = write_report(folder).read_text()
     assert "0.0031 at step 1, 0.0094 at step 3, largest 0.0125 at step 2" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_tells_of_alarms(folder):
     assert "## Alarms" not in write_report(folder).read_text()
     rows = [json.loads(line) | {"alarms": []} for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -95,6 +105,7 @@ def test_the_report_tells_of_alarms(folder):
     assert told() == "- Batches 1, 3. kl_sampler: 0.2\n- Batch 3; it stopped the run after batch 3. entropy: low"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_adds_up_the_seconds(folder):
     text = write_report(folder).read_text()
     # 15 + 16 + 17 = 48 s; 40 + 50 + 60 = 150 s; three evaluations of 30 s.
@@ -103,6 +114,7 @@ def test_the_report_adds_up_the_seconds(folder):
     assert "| evaluation | 1:30 |" in text
 
 
+@pytest.mark.slow
 def test_the_curve_is_a_picture_and_nothing_else_is_left(folder):
     write_report(folder)
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -117,6 +129,7 @@ def test_a_run_that_has_only_begun_has_a_report_too(folder):
     assert not (folder / "curve.png").exists()
 
 
+@pytest.mark.slow
 def test_one_step_without_evaluations_draws_a_curve(folder):
     (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
     (folder / "evaluations.json").unlink()
@@ -146,6 +159,7 @@ def test_broken_evaluations_are_told(folder, content):
 UNMEASURED = dict.fromkeys(("entropy", "kl_sampler", "clip_fraction", "logprob_difference", "loss", "gradient_norm"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_batch_without_a_gradient_has_dashes_and_no_part_in_the_comparison(folder):
     rows = [json.loads(line) | {"entropy": 1.5} for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows[0] |= UNMEASURED
@@ -155,6 +169,7 @@ def test_a_batch_without_a_gradient_has_dashes_and_no_part_in_the_comparison(fol
     assert "0.0125 at step 2, 0.0094 at step 3, largest 0.0125 at step 2" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_in_which_no_batch_had_a_gradient_has_a_report(folder):
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward": 0.0, "success_rate": 0.0} | UNMEASURED) + "\n")
     text = write_report(folder).read_text()

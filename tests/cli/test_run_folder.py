@@ -132,6 +132,7 @@ def test_a_usage_error_after_results_keeps_them(tmp_path, config):
     assert (tmp_path / "run" / "episodes").is_dir()
 
 
+@pytest.mark.slow
 def test_another_process_in_the_folder_is_noticed(run):
     program = (
         "import sys, pathlib; from art_gym.cli.run_folder import claim, saved_config; folder = pathlib.Path(sys.argv[1]);"

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from art_gym.messages import call
 from art_gym.rollout import Reply, Runner
 
@@ -15,6 +17,7 @@ async def test_blocking_tools_of_20_episodes_run_side_by_side(steps, an_agent, p
     assert len(groups) == 20
 
 
+@pytest.mark.slow
 async def test_a_stuck_tool_is_left_at_its_deadline_and_its_instance_replaced(steps, an_agent, play, mixed):
     begin = time.perf_counter()
     groups = await play(Runner(steps, an_agent(), concurrency=1, tool_timeout=0.3), mixed(3, {0}, step=1.5))
@@ -60,6 +63,7 @@ async def test_an_endless_episode_that_never_waits_is_bounded_by_time(instant_st
     assert (failure.kind, failure.message) == ("policy", "the episode did not end within 0.3 s")
 
 
+@pytest.mark.slow
 async def test_an_episode_out_of_time_in_a_step_fails_with_that_kind(steps, an_agent, play, scenarios):
     groups = await play(Runner(steps, an_agent(), episode_timeout=0.2), scenarios(1, step=1.0))
     assert groups[0].episodes[0].failure.kind == "tool_timeout"
@@ -86,6 +90,7 @@ print(group.episodes[0].failure.kind)
 """
 
 
+@pytest.mark.slow
 def test_a_tool_that_never_returns_does_not_keep_the_process_alive():
     done = subprocess.run([sys.executable, "-c", STUCK.format(path=sys.path)], capture_output=True, text=True, timeout=30, check=False)
     assert (done.stdout, done.returncode) == ("tool_timeout\n", 0), done.stderr

@@ -16,7 +16,7 @@ from art_gym.rollout import Reply, Runner
         ({"step": "exit"}, "environment", "SystemExit(3)"),
         ({"reset": "raise"}, "environment", "no such mailbox"),
         ({"step": "own timeout"}, "environment", "the database"),
-        ({"step": "nan"}, "environment", "reward is nan; it must be a finite number"),
+        ({"step": "nan"}, "environment", "reward must be finite, not nan"),
         ({"step": "tool timeout"}, "tool_timeout", "longer than 1 s"),
     ],
 )

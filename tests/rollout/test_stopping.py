@@ -46,6 +46,7 @@ async def test_cancelling_the_caller_propagates(steps, an_agent, play, scenarios
     assert agent.playing == 0
 
 
+@pytest.mark.slow
 async def test_cancelling_does_not_wait_for_a_stuck_tool_for_ever(steps, an_agent, play, scenarios, monkeypatch):
     monkeypatch.setattr("art_gym.rollout._hosts.CLOSE_SECONDS", 0.2)
     task = asyncio.create_task(play(Runner(steps, an_agent()), scenarios(1, step=2.0)))
@@ -135,6 +136,7 @@ print("ended")
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_in_the_middle_of_a_rollout_ends():
     done = subprocess.run([sys.executable, "-c", LEFT.format(path=sys.path)], capture_output=True, text=True, timeout=30, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("ended\n", "", 0)

@@ -13,6 +13,7 @@ from art_gym.testing._clock import other_time, other_zone
 
 LOOKS = [
     "time.time()", "time.time_ns()", "time.monotonic()", "time.monotonic_ns()", "time.perf_counter()", "time.perf_counter_ns()",
+    "time.process_time()", "time.process_time_ns()", "time.thread_time()", "time.thread_time_ns()",
     "time.clock_gettime(time.CLOCK_REALTIME)", "time.gmtime()", "time.gmtime(None)", "time.localtime()", "time.ctime()", "time.asctime()",
     "time.strftime('%Y-%m-%d')", "time.strftime('%H')", "gmtime()", "now()", "datetime.datetime.now()", "datetime.datetime.now(datetime.UTC)",
     "datetime.datetime.now(tz=datetime.UTC).hour", "datetime.datetime.utcnow()", "datetime.datetime.today()", "datetime.date.today()",
@@ -58,7 +59,7 @@ after = all_of(looks)
 def far(one, other):
     if isinstance(one, float):
         return abs(one - other) > 3600
-    if isinstance(one, int) and one > 10**9:  # nanoseconds
+    if isinstance(one, int) and max(one, other) > 10**6:  # nanoseconds
         return abs(one - other) > 3600 * 10**9
     if isinstance(one, datetime.datetime):
         return abs(one - other) > datetime.timedelta(hours=1)

@@ -12,7 +12,7 @@ import pytest
 
 import art_gym
 from art_gym import Scenario, ToolEnv, UsageError, tool
-from art_gym.testing import conformance
+from art_gym.testing import _checks, conformance
 from art_gym.testing.conformance import CHECKS, check, conformance_tests, registered_by
 
 GUESS = "art_gym/GuessNumber-v0"
@@ -86,6 +86,46 @@ class MixedInfo(Boxes):
     def step(self, action):
         *rest, info = super().step(action)
         return *rest, {**info, "score": 0.5 if self.np_random_seed == 6 else 1}
+
+
+class Wearing(Boxes):
+    """What the second episode of an instance opens with, or says at its end, depends on who makes its instances."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode=render_mode)
+        self.number = next(self.numbers)
+        self.episodes = 0
+
+    numbers = itertools.count()
+
+    def start(self):
+        self.episodes += 1
+        return f"{super().start()} {self.number if self.episodes == 2 else ''}"
+
+
+class LateInfo(Boxes):
+    """From the second episode on, an info depends on who makes its instances."""
+
+    numbers = itertools.count()
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode=render_mode)
+        self.number = next(self.numbers)
+        self.episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episodes += 1
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, {**info, "place": {"number": self.number if self.episodes > 1 else 0}}
+
+
+class TwiceAtLast(Boxes):
+    """Its 900th scenario is its 901st too, but for the order of its options."""
+
+    def scenarios(self, split, count=None):
+        if split == "test":
+            for number in range(901):
+                yield Scenario(f"test-{number}", min(number, 899), {"a": 1, "b": 2} if number % 2 else {"b": 2, "a": 1})
 
 
 class OwnEpisode(Boxes):
@@ -167,12 +207,19 @@ def test_a_correct_environment_passes(name):
             MixedInfo,
             r"^make_vec, sync, autoreset mode NEXT_STEP, .*: step 0 of environment 1 with .*: info\['score'\].*one type.*\n.*0\.5\n",
         ),
+        ("vector", Wearing, r"^make_vec, sync, autoreset mode NEXT_STEP, .*, the reset after its episode's end: the observation differs"),
+        (
+            "vector",
+            LateInfo,
+            r"^make_vec, sync, autoreset mode NEXT_STEP, .*, the reset after its episode's end: info\['place'\]\['number'\], which",
+        ),
         ("wrappers", OwnEpisode, r"^AssertionError"),
-        ("scenarios", SameSeeds, r"^two of the first 20 scenarios of each split have the same seed and options: \(0, \{\}\)$"),
+        ("scenarios", SameSeeds, r"^two of the first 1000 scenarios of each split have the same seed and options: \(0, \{\}\)$"),
+        ("scenarios", TwiceAtLast, r"""have the same seed and options: \(899, \{"a": 1, "b": 2\}\)$"""),
         ("scenarios", SameIds, "have the same id: 'the one'$"),
         ("scenarios", UsedUp, r"^the split 'train', taken again, differs"),
         ("scenarios", NotJson, r"^the scenario 'train-0' of 'train' has no JSON form: Object of type set"),
-        ("transitions", Drifting, "clock"),
+        pytest.param("transitions", Drifting, "clock", marks=pytest.mark.slow),
         ("replay", Drifting, r"^the episode of scenario 'train-\d' plays otherwise when it is replayed: "),
         *((name, Fragile, r"KeyError: 'the coin'") for name in ("vector", "wrappers", "replay")),
     ],
@@ -180,6 +227,30 @@ def test_a_correct_environment_passes(name):
 def test_a_bug_is_found_and_told(name, env, text):
     with pytest.raises(AssertionError, match=text):
         CHECKS[name](registered(env))
+
+
+@pytest.mark.parametrize("env", [Wearing, LateInfo])
+@pytest.mark.parametrize("autoreset", list(gymnasium.vector.AutoresetMode), ids=lambda mode: mode.name)
+def test_what_comes_after_an_episodes_end_is_compared_in_every_mode(env, autoreset):
+    options = {"autoreset_mode": autoreset, "observation_mode": "same", "copy": True}
+    _checks._play_vector(registered(Boxes), "sync", options)
+    with pytest.raises(AssertionError, match=r"reset.* differs"):
+        _checks._play_vector(registered(env), "sync", options)
+
+
+@pytest.mark.parametrize("name", ["final_obs", "final_info"])
+def test_the_last_observation_and_info_are_compared_where_the_same_step_resets(monkeypatch, name):
+    add_info = gymnasium.vector.VectorEnv._add_info
+
+    def other(self, infos, info, index):
+        if name in info:
+            info = {**info, name: () if name == "final_obs" else {**info[name], "turn": -1}}
+        return add_info(self, infos, info, index)
+
+    monkeypatch.setattr(gymnasium.vector.VectorEnv, "_add_info", other)
+    options = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP, "observation_mode": "same", "copy": True}
+    with pytest.raises(AssertionError, match=rf'info\["{name}"\].* differs'):
+        _checks._play_vector(registered(Boxes), "sync", options)
 
 
 def test_an_error_names_its_place_in_the_environment():
@@ -200,6 +271,7 @@ def test_an_environment_that_can_not_be_made_fails_its_checks_with_the_reason():
         CHECKS["pickling"]("tests/Nowhere-v0")
 
 
+@pytest.mark.slow
 def test_every_check_has_its_result(monkeypatch):
     def broken(env_id):
         raise AssertionError("it leaks")
@@ -213,6 +285,20 @@ def test_every_check_has_its_result(monkeypatch):
     assert found["transitions"].note.startswith("5 examples, ")
 
 
+def test_what_is_skipped_is_shown_and_not_run(monkeypatch):
+    def broken(env_id):
+        raise AssertionError("it was run")
+
+    monkeypatch.setattr(conformance, "CHECKS", {"spec": CHECKS["spec"], "pickling": broken})
+    found = {result.check: result for result in check(registered(Locked), examples=5, seed=1, skip=["pickling", "transitions"])}
+    assert {name: (result.passed, result.skipped) for name, result in found.items()} == {
+        "spec": (True, False), "pickling": (False, True), "transitions": (False, True),
+    }  # fmt: skip
+    with pytest.raises(UsageError, match=r"there is no check 'pickle' to skip; the checks are: spec, pickling, transitions$"):
+        check(registered(Locked), skip=["pickle"])
+
+
+@pytest.mark.slow
 def test_a_bug_of_the_transitions_comes_with_a_script():
     (result,) = [result for result in check(registered(Drifting), examples=20) if result.check == "transitions"]
     assert not result.passed
@@ -373,6 +459,7 @@ def test_a_check_to_leave_out_must_exist():
         ({"skip": [[]]}, r"there is no check \[\] to skip; the checks are: gymnasium"),
         ({"examples": 0}, "examples must be at least 1, not 0"),
         ({"examples": "5"}, "examples must be a whole number, not '5'"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
     ],
     ids=str,
 )
@@ -385,6 +472,12 @@ def test_arguments_of_another_kind_are_refused_in_one_line(wrong, text):
 def test_a_check_of_an_impossible_number_of_examples_is_refused(wrong, text):
     with pytest.raises(UsageError, match=text):
         check(GUESS, **wrong)
+
+
+def test_the_seed_reaches_the_transitions():
+    (mark,) = conformance_tests("art_gym_envs", examples=3, seed=7).pytestmark
+    functions = {parameter.id: parameter.values[1] for parameter in mark.args[1]}
+    assert functions["art_gym/Lookup-v0-transitions"].keywords == {"examples": 3, "seed": 7}
 
 
 def test_without_pytest_the_error_names_it(monkeypatch):

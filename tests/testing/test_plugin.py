@@ -72,14 +72,25 @@ def test_a_failure_is_the_text_of_the_check(session):
     done = session("--art-gym-envs", "house", "-k", "scenarios")
     assert done.returncode == 1
     assert "_ house::house/Stuck-v0::scenarios _" in done.stdout
-    assert "\ntwo of the first 20 scenarios of each split have the same id: 'train-0'\n" in done.stdout
+    assert "\ntwo of the first 1000 scenarios of each split have the same id: 'train-0'\n" in done.stdout
     assert "conformance.py" not in done.stdout
     assert "1 failed, 1 passed, 15 deselected" in done.stdout
 
 
-def test_the_number_of_examples_reaches_the_transitions(session):
-    done = session("--art-gym-envs", "house", "--art-gym-examples", "7", "-k", "Door and transitions")
+def test_number_of_examples_and_seed_reach_the_transitions(session, tmp_path):
+    (tmp_path / "conftest.py").write_text("def pytest_runtest_setup(item):\n    print('given:', item.check.keywords)\n")
+    done = session("--art-gym-envs", "house", "--art-gym-examples", "7", "--art-gym-seed", "3", "-s", "-k", "Door and transitions")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "given: {'examples': 7, 'seed': 3}" in done.stdout
+
+
+def test_what_is_skipped_is_shown_as_such(session):
+    done = session(
+        "--art-gym-envs", "house", "-v", "--art-gym-skip", "scenarios", "--art-gym-skip", "spec", "-k", "Stuck and (scenarios or spec)"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "house::house/Stuck-v0::scenarios SKIPPED (--art-gym-skip)" in done.stdout
+    assert "2 skipped, 15 deselected" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -92,6 +103,11 @@ def test_the_number_of_examples_reaches_the_transitions(session):
         (["--art-gym-envs", "broken"], "ERROR: --art-gym-envs: can't import 'broken': RuntimeError: no luck"),
         (["--art-gym-envs", "json"], "ERROR: --art-gym-envs: importing 'json' registers no environment; register one there: "),
         (["--art-gym-envs", "house", "--art-gym-examples", "0"], "ERROR: --art-gym-examples is 0; it must be at least 1"),
+        (["--art-gym-envs", "house", "--art-gym-seed", "-1"], "ERROR: --art-gym-seed is -1; it must be at least 0"),
+        (
+            ["--art-gym-envs", "house", "--art-gym-skip", "pickle"],
+            "ERROR: --art-gym-skip: there is no check 'pickle' to skip; the checks are: ",
+        ),
     ],
 )
 def test_a_wrong_request_is_told_in_one_line(session, arguments, line):

@@ -17,7 +17,7 @@ from art_gym.testing._layers import Layers
 from art_gym.testing._outcomes import Walk, compare_texts, copied, difference, frozen, play
 from art_gym.testing._replica import NoReplica, Replica
 from art_gym.testing._script import action_source
-from art_gym.testing._simplify import simplified
+from art_gym.testing._simplify import _simpler_values, simplified
 
 GUESS = "art_gym_envs:art_gym/GuessNumber-v0"
 
@@ -49,6 +49,7 @@ def test_it_checks_in_a_process_where_nothing_was_played(planted):
         replica.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "action", "history", "invariant"),
     [
@@ -236,6 +237,22 @@ def test_what_is_superfluous_is_left_out():
 
     found = simplified(walk, breaks, 60)
     assert found.actions == [{**call("bad"), "tool_calls": [{**call("bad")["tool_calls"][0], "id": "call_0"}]}]
+
+
+def test_what_may_go_only_after_what_comes_later_goes():
+    walk = Walk(0, {}, [art_gym.say(text) for text in "abcbad"])
+
+    def breaks(walk: Walk) -> bool:
+        texts = [action["content"] for action in walk.actions]
+        # An a needs a b, and a b needs a c.
+        return "d" in texts and (texts.count("b") or not texts.count("a")) and (texts.count("c") or not texts.count("b"))
+
+    assert [action["content"] for action in simplified(walk, breaks, 60).actions] == ["d"]
+
+
+@pytest.mark.parametrize(("value", "simpler"), [(2, [0, 1]), (3, [0, 1, 2]), (7, [0, 1, 3, 6]), (-2, [0, 1, -1]), (1, [0]), (0, [])])
+def test_no_simpler_number_is_tried_twice(value, simpler):
+    assert list(_simpler_values(value)) == simpler
 
 
 def test_what_needs_all_of_it_stays():

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from art_gym import Scenario, ToolCallSpace, ToolEnv, tool
 from art_gym._schema import conforms
 from art_gym.testing import actions, broken_actions, json_values, scenarios
+from art_gym.testing.strategies import _NO_MESSAGES
 from art_gym.tools import Tool
 
 FEW = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -170,6 +171,7 @@ def test_a_schema_that_allows_nothing_says_so(schema):
         check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "most"),
     [
@@ -227,10 +229,39 @@ def test_actions_are_in_the_space_and_of_every_shape():
     @given(actions(SPACE))
     def check(action: Any) -> None:
         assert action in SPACE
-        shapes.add((len(action.get("tool_calls") or ()) > 1, action["content"] is not None, "tool_calls" in action))
+        shapes.add((len(action.get("tool_calls") or ()) > 1, action.get("content") is not None, "tool_calls" in action))
 
     check()
-    assert shapes == {(False, False, True), (True, False, True), (False, True, True), (True, True, True), (False, True, False)}
+    assert shapes == {
+        (False, False, True), (True, False, True), (False, True, True), (True, True, True), (False, True, False), (False, False, False),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", [SPACE, ToolCallSpace({})], ids=["tools", "no tools"])
+def test_actions_are_as_bare_as_models_write_them(space):
+    empty = [{"role": "assistant"}, {"role": "assistant", "content": None}, {"role": "assistant", "content": None, "tool_calls": []}]
+    seen: list[Any] = []
+
+    @settings(max_examples=500, database=None)
+    @given(actions(space))
+    def check(action: Any) -> None:
+        assert action in space
+        seen.append(copy.deepcopy(action))
+        action.clear()  # the caller's to change
+
+    check()
+    assert [action for action in empty if action not in seen] == []
+    assert any("\ud800" in (action.get("content") or "") for action in seen)
+    assert any(action.get("content") == "" for action in seen)
+    written = {call["function"]["arguments"] for action in seen for call in action.get("tool_calls", ()) if call["function"]["name"] == "look"}
+    assert written == ({"{}", "", " ", "null"} if space.tools else set())
+
+
+@pytest.mark.parametrize("action", _NO_MESSAGES, ids=repr)
+def test_what_is_no_message_is_in_no_space(action):
+    assert action not in SPACE
+    assert action not in ToolCallSpace({})
 
 
 def test_actions_carry_ids_of_several_styles():
@@ -252,11 +283,12 @@ def test_where_there_are_no_tools_actions_are_texts():
     @given(actions(space))
     def check(action: Any) -> None:
         assert action in space
-        assert set(action) == {"role", "content"}
+        assert not action.get("tool_calls")
 
     check()
 
 
+@pytest.mark.slow
 def test_broken_actions_are_outside_of_the_space_and_of_many_kinds():
     kinds = set()
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -26,6 +28,7 @@ import art_gym
 from art_gym import ToolEnv, call, calls, say, tool, wrappers
 from art_gym.errors import UsageError
 from art_gym.testing import ToolEnvMachine, Transition, TransitionReport, TransitionViolation, check_actions, check_transitions
+from art_gym.testing._replica import Replica
 
 pytestmark = pytest.mark.slow
 
@@ -310,18 +313,14 @@ def test_a_violation_survives_pickling():
 
 
 def test_the_script_shows_the_violation(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(violation_of(BrokenDoor, examples=200).script)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = _ran(violation_of(BrokenDoor, examples=200).script, tmp_path)
     assert done.returncode == 1
     assert "ZeroDivisionError: integer division or modulo by zero" in done.stderr
 
 
 @pytest.mark.parametrize("bug", ["HashOrder", "WallClock", "SharedList", "ForgetfulSnapshot", "SharedOnce", "Opened", "Memo"])
 def test_the_script_shows_what_needs_other_instances_or_processes(planted, bug, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(violation_of(getattr(planted, bug), examples=200).script)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = _ran(violation_of(getattr(planted, bug), examples=200).script, tmp_path)
     assert done.returncode == 1, done.stdout
     assert "TransitionViolation: " in done.stderr
 
@@ -353,9 +352,7 @@ def test_the_script_checks_the_authors_own_invariant(rule, tmp_path):
     violation = violation_of(Door, examples=200, invariants=[repr, rule])
     assert f"{violation.invariant}: step" in str(violation)
     assert "repr" not in violation.script
-    script = tmp_path / "script.py"
-    script.write_text(violation.script)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = _ran(violation.script, tmp_path)
     assert done.returncode == 1
     assert f"TransitionViolation: {violation.invariant}: step {len(violation.actions)}: it opened" in done.stderr
 
@@ -369,9 +366,7 @@ def test_the_script_checks_a_machines_invariant(tmp_path):
     with pytest.raises(TransitionViolation) as caught:
         run_state_machine_as_test(Machine, settings=few)
     assert "never_opens" in caught.value.script
-    script = tmp_path / "script.py"
-    script.write_text(caught.value.script)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = _ran(caught.value.script, tmp_path)
     assert "TransitionViolation: never_opens: step" in done.stderr
 
 
@@ -495,6 +490,218 @@ def test_a_target_steers_towards_more():
 
     seeds = range(4)  # one alone may be lucky without a target
     assert sum(best(seed, target=lambda t: t.env.unwrapped.pushes) for seed in seeds) > sum(best(seed) for seed in seeds)
+
+
+def test_a_target_sees_the_environment_as_it_was_at_its_step(monkeypatch):
+    class Growing(Door):
+        """Its pushes grow, go with the next episode, and are deleted when it is closed."""
+
+        def close(self) -> None:
+            vars(self).pop("pushes", None)
+
+    seen: list[float] = []
+    scores: list[float] = []
+
+    def pushes(transition: Transition) -> float:
+        seen.append(transition.env.unwrapped.pushes)
+        return seen[-1]
+
+    monkeypatch.setattr(hypothesis, "target", scores.append)
+    report = check_transitions(Growing, examples=30, seed=1, target=pushes)
+    assert len(seen) == report.steps
+    assert {1.0, 2.0, 3.0} <= set(scores) <= {0.0, 1.0, 2.0, 3.0}
+
+
+def test_a_target_that_can_not_take_what_is_shrunk_does_not_hide_the_violation():
+    def picky(transition: Transition) -> float:
+        return float("nan") if broken else 0.0
+
+    broken: list[int] = []
+
+    def never_opens(transition: Transition) -> None:
+        if transition.terminated:
+            broken.append(1)
+            raise AssertionError("it opened")
+
+    assert violation_of(Door, examples=200, invariants=[never_opens], target=picky).invariant == "never_opens"
+
+
+# What the environment keeps open.
+
+
+def test_no_environment_is_left_open_where_the_search_can_not_begin():
+    opened: list[int] = []
+
+    class Odd(Door):
+        reward_range = (1.0, -1.0)
+
+        def __init__(self) -> None:
+            super().__init__()
+            opened.append(1)
+
+        def close(self) -> None:
+            opened.pop()
+
+    for call_ in (lambda: check_transitions(Odd), lambda: check_actions(Odd, [])):
+        with pytest.raises(UsageError, match="reward_range"):
+            call_()
+        assert opened == []
+
+
+def test_the_first_environment_is_closed_where_the_second_can_not_be_made():
+    made: list[Any] = []
+    closed: list[Any] = []
+
+    class Single(Door):
+        def __init__(self) -> None:
+            if made:
+                raise OSError("one is enough")
+            super().__init__()
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(OSError, match="one is enough"):
+        check_transitions(Single)
+    assert closed == made
+
+
+# Infos.
+
+
+def _with_info(value: Any) -> type[Door]:
+    class Told(Door):
+        def step(self, action: Any) -> Any:
+            *rest, info = super().step(action)
+            return *rest, {**info, "told": value}
+
+    return Told
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, r"^info: info\['told'\] of step 1 is None"),
+        ([1, None], r"^info: info\['told'\]\[1\] of step 1 is None"),
+        ([{"a": [{"b": None}]}], r"^info: info\['told'\]\[0\]\['a'\]\[0\]\['b'\] of step 1 is None"),
+        (2**63, r"^info: info\['told'\] of step 1 is 9223372036854775808, a whole number of more than 64 bits: give it as text"),
+        ({"a": -(2**63) - 1}, r"^info: info\['told'\]\['a'\] of step 1 is -9223372036854775809, a whole number"),
+    ],
+    ids=str,
+)
+def test_what_vector_environments_can_not_take_is_a_violation(value, text):
+    with pytest.raises(TransitionViolation, match=text):
+        check_actions(_with_info(value), [call("push")])
+
+
+@pytest.mark.parametrize("value", [2**63 - 1, -(2**63), [1, "a", [0.5]], {"a": {"b": []}}, [], True], ids=str)
+def test_what_they_can_take_is_none(value):
+    check_actions(_with_info(value), [call("push")])
+
+
+class Mixed(Door):
+    """The type of an info follows from the seed."""
+
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "parts": {"score": 1 if self.np_random_seed % 2 else 0.5}}
+
+
+def test_the_script_shows_that_infos_of_two_episodes_have_other_types(tmp_path):
+    violation = violation_of(Mixed, examples=60)
+    assert violation.invariant == "info types"
+    done = _ran(violation.script, tmp_path)
+    assert done.returncode == 1
+    assert "AssertionError: info['parts']['score'] is of type " in done.stderr
+    # With one seed for both there is nothing to show.
+    one, other = re.search(r"played\(actions, seed=(\d+)\), played\(others, seed=(\d+)\)", violation.script).groups()
+    assert _ran(violation.script.replace(f"others, seed={other})", f"others, seed={one})"), tmp_path).returncode == 0
+
+
+def _ran(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    return subprocess.run([sys.executable, folder / "script.py"], capture_output=True, text=True, cwd=folder, check=False)
+
+
+# Ids.
+
+
+def test_the_script_makes_what_was_registered_here_only(tmp_path):
+    art_gym.register("tests/BrokenDoor-v0", f"{__name__}:BrokenDoor")
+    done = _ran(violation_of("tests/BrokenDoor-v0", examples=200).script, tmp_path)
+    assert "ZeroDivisionError: integer division or modulo by zero" in done.stderr
+
+
+def test_the_script_makes_what_an_import_registered(tmp_path, monkeypatch):
+    (tmp_path / "its_tasks").mkdir()
+    (tmp_path / "its_tasks" / "__init__.py").write_text(
+        "from art_gym import register\nregister('its_tasks/Count-v0', 'its_tasks.env:Count', start=3)\n"
+    )
+    (tmp_path / "its_tasks" / "env.py").write_text(
+        "from art_gym import ToolEnv, tool\n\n\n"
+        "class Count(ToolEnv):\n"
+        "    def __init__(self, start=0, render_mode=None):\n"
+        "        super().__init__(render_mode=render_mode)\n"
+        "        self.first = start\n\n"
+        "    @tool\n"
+        "    def look(self) -> str:\n"
+        "        return str(1 // (self.first - 3))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("its_tasks")
+    (tmp_path / "elsewhere").mkdir()
+    for env_id in ("its_tasks/Count-v0", "its_tasks:its_tasks/Count-v0"):
+        done = _ran(violation_of(env_id, examples=50).script, tmp_path / "elsewhere")
+        assert "ZeroDivisionError" in done.stderr
+
+
+def test_the_script_makes_what_a_script_registered(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import art_gym\n"
+        "from art_gym.testing import TransitionViolation, check_transitions\n\n\n"
+        "class Own(art_gym.ToolEnv):\n"
+        "    @art_gym.tool\n"
+        "    def look(self) -> str:\n"
+        "        return str(1 // 0)\n\n\n"
+        "art_gym.register('own/Own-v0', '__main__:Own')\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        "        check_transitions('own/Own-v0', examples=20)\n"
+        "    except TransitionViolation as violation:\n"
+        "        print(violation.script)\n"
+    )
+    done = subprocess.run([sys.executable, tmp_path / "own.py"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    (tmp_path / "elsewhere").mkdir()
+    assert "ZeroDivisionError" in _ran(done.stdout, tmp_path / "elsewhere").stderr
+
+
+def test_the_script_makes_a_class_that_was_registered_with_gymnasium(tmp_path):
+    gymnasium.register("tests/BrokenClass-v0", entry_point=BrokenDoor)
+    script = violation_of("tests/BrokenClass-v0", examples=200).script
+    assert re.search(r"^gymnasium\.register\('tests/BrokenClass-v0', entry_point=(\w+\.)?BrokenDoor\)$", script, re.MULTILINE)
+    assert "ZeroDivisionError: integer division or modulo by zero" in _ran(script, tmp_path).stderr
+
+
+# The other interpreter.
+
+
+@pytest.mark.parametrize("answers", [1, 2, 3])
+def test_a_difference_is_reported_where_the_other_interpreter_ends_after_it_was_seen(monkeypatch, planted, answers):
+    texts = Replica.texts
+    asked: list[int] = []
+
+    def dying(self: Replica, walks: Any, ignored: Any, **options: Any) -> Any:
+        asked.append(1)
+        if len(asked) > answers:
+            self._process.kill()
+            self._process.wait()
+        return texts(self, walks, ignored, **options)
+
+    monkeypatch.setattr(Replica, "texts", dying)
+    violation = violation_of(planted.HashOrder, examples=60, seed=1)
+    assert violation.invariant == "hash order"
+    assert len(asked) > answers
 
 
 # Wrapped environments.

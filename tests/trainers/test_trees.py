@@ -47,6 +47,7 @@ def test_common_prefixes(left: list[int], right: list[int], start: int, length: 
     assert common_prefix(left, right, start) == length
 
 
+@pytest.mark.slow
 def test_a_chain_of_thousands_of_branches_needs_no_stack() -> None:
     sequences = [[*range(length), -1] for length in range(3000)]
     assert len(TokenTree.build(sequences)) == 2999 + 3000

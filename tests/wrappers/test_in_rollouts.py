@@ -113,7 +113,7 @@ ROLES = st.lists(st.sampled_from(["system", "user", "assistant", "tool"]), max_s
     turns=st.lists(st.tuples(st.sampled_from(SAID), ROLES), min_size=1, max_size=5),
     error=st.sampled_from([None, ContextOverflow(), PolicyError("no answer")]),
 )
-@settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 def test_an_episode_holds_each_message_once_whatever_the_wrappers_show(plain: Any, opening: Any, turns: Any, error: Any) -> None:
     actions = [action for action, _ in turns]
     shown = [

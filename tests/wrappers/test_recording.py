@@ -6,6 +6,7 @@ import asyncio
 import copy
 import pickle
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gymnasium.wrappers import TimeLimit
 
 import art_gym
 from art_gym import Episode, EpisodeStore, ToolTimeout, call, say
-from art_gym.wrappers import Record, SelectTools, Transcript, TurnLimit
+from art_gym.wrappers import Record, SelectTools, Transcript, TurnLimit, recording
 
 
 def episodes(folder: Path, label: str = "episodes") -> list[Episode]:
@@ -141,6 +142,35 @@ def test_a_snapshot_holds_the_episode_so_far(vault: Any, tmp_path: Path) -> None
     assert [turn.action for turn in first.turns] == [turn.action for turn in second.turns] == [call("peek"), call("dial", code=5)]
 
 
+def copied(env: Any) -> Any:
+    return pickle.loads(pickle.dumps(env))
+
+
+def restored(env: Any) -> Any:
+    other = Record(type(env.unwrapped)(), env._folder)
+    other.restore(env.snapshot())
+    return other
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+@pytest.mark.parametrize("moved", [copied, copy.deepcopy, restored], ids=["pickled", "copied", "restored"])
+def test_elsewhere_time_goes_on_from_where_the_episode_stood(
+    vault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: Any, turns: int
+) -> None:
+    env = Record(vault(), tmp_path)
+    env.reset(seed=3, options={"code": 5})
+    for _ in range(turns):
+        env.step(call("peek"))
+    time.sleep(0.05)
+    monkeypatch.setattr(recording, "perf_counter", lambda: time.perf_counter() + 10**6)  # as on a machine that started long ago
+    other = moved(env)
+    other.step(call("dial", code=5))
+    (episode,) = episodes(tmp_path)
+    seconds = [turn.policy_seconds + turn.environment_seconds for turn in episode.turns]
+    assert 0 < seconds[-1] < 1
+    assert sum(seconds) <= episode.seconds < 1
+
+
 def test_an_exception_is_kept_as_a_failure_and_goes_on(vault: Any, tmp_path: Path) -> None:
     env = Record(vault(), tmp_path)
     env.reset(seed=3)
@@ -258,7 +288,7 @@ def test_what_cannot_be_kept_is_returned_all_the_same_and_kept_as_a_failure(plai
     nan, unwritable = episodes(tmp_path)
     assert nan.failure is not None
     assert unwritable.failure is not None
-    assert nan.failure.message == "ValueError: reward is nan; it must be a finite number"
+    assert nan.failure.message == "ValueError: reward must be finite, not nan"
     assert "can't be written as JSON" in unwritable.failure.message
 
 

@@ -100,6 +100,7 @@ def test_the_environment_is_closed_even_if_the_disk_refuses(vault: Any, tmp_path
     assert env.unwrapped.closed
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_every_finished_episode(tmp_path: Path) -> None:
     program = """
         import os, sys, art_gym

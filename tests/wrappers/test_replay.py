@@ -289,7 +289,7 @@ def test_arguments_that_are_no_json_are_replayed(vault: Any, wrap: Any, tmp_path
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 def test_whatever_a_model_wrote_is_replayed(vault: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     wrap = data.draw(st.sampled_from(WRAPS), "wrap")
     env = wrap(vault())
