@@ -5,8 +5,9 @@
 A step is the forward and backward pass of one group of eight rows through SmolLM2-135M with a LoRA adapter (no optimiser). Stock is
 `trl.GRPOTrainer._compute_loss` on the padded rows, as its own dataloader would give them; where eight rows don't fit into memory, fewer at a
 time (`--stock-rows`), as its users would. "allowed" is the number of tokens that stock computes, padding included, over the number of different
-tokens that there are; "reached" is the ratio over the allowed one. Of FLOP/s, four operations a parameter and different token are counted (the
-backward pass through frozen weights takes no more than the forward one; attention is left out), over what a large matrix product reaches here.
+tokens that there are; "reached" is the ratio over the allowed one. Of FLOP/s, four operations a parameter are counted for each different token,
+the head's for scored ones (the backward pass through frozen weights takes no more than the forward one; attention is left out), over what a
+large matrix product reaches here.
 Peak memory is what a step adds to the process's resident size.
 """
 
@@ -29,8 +30,9 @@ from datasets import Dataset
 
 from art_gym_trainers.grpo import GRPOTrainer, grpo_config
 from art_gym_trainers.models import resolve
-from art_gym_trainers.policy import load_policy, load_tokenizer
+from art_gym_trainers.policy import base_model, load_policy, load_tokenizer
 from art_gym_trainers.rows import Row
+from art_gym_trainers.scoring import TreeBatch
 from art_gym_trainers.sequences import TokenSequence
 from art_gym_trainers.trees import TokenTree
 
@@ -143,7 +145,8 @@ def main() -> None:
         trainer.current_gradient_accumulation_steps = 1
         trainer.model.train()
     peak = matmul_peak(getattr(torch, options.dtype))
-    weights = sum(p.numel() for p in policy.parameters())
+    head = base_model(policy).get_output_embeddings().weight.numel()
+    body = sum(parameter.numel() for parameter in policy.parameters()) - head
     print(f"{torch.get_num_threads()} threads, {options.dtype}, matrix product {peak / 1e9:.0f} GFLOP/s")
     print("| shape | stock tokens/s | ours tokens/s | ratio | allowed | reached | FLOP/s of peak | stock MB | ours MB | predicted MB |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
@@ -174,10 +177,11 @@ def main() -> None:
         stock_time, our_time = (statistics.median(times[which]) for which in ("stock", "ours"))
         tokens = sum(len(row.sequence) for row in rows)
         different = len(TokenTree.build([row.sequence.token_ids for row in rows]))
+        scored = len(TreeBatch.build([row.sequence.token_ids for row in rows], [row.sequence.sampled for row in rows]).targets)
         ratio, allowed = stock_time / our_time, GROUP * max(len(row.sequence) for row in rows) / different
         print(
             f"| {name} | {tokens / stock_time:.0f} | {tokens / our_time:.0f} | {ratio:.2f} | {allowed:.2f} | {ratio / allowed:.0%} "
-            f"| {4 * weights * different / our_time / peak:.0%} | {peaks['stock'] / 1e6:.0f} | {peaks['ours'] / 1e6:.0f} "
+            f"| {4 * (body * different + head * scored) / our_time / peak:.0%} | {peaks['stock'] / 1e6:.0f} | {peaks['ours'] / 1e6:.0f} "
             f"| {ours.pass_memory.peak(min(different, ours.token_budget)) / 1e6:.0f} |",
             flush=True,
         )

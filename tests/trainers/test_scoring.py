@@ -41,6 +41,7 @@ from transformers import (  # noqa: E402
 )
 
 from art_gym_trainers import scoring  # noqa: E402
+from art_gym_trainers.lora import fuse_lora  # noqa: E402
 from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring  # noqa: E402
 from art_gym_trainers.tree_attention import NAME  # noqa: E402
 
@@ -149,6 +150,48 @@ def test_scores_and_gradients_of_a_tree_are_those_of_its_sequences(
         actual = gradients(tree_model, values, weights)
         assert torch.nn.functional.cosine_similarity(actual, expected_gradients, 0) >= 0.99999
         assert abs(actual.norm() / expected_gradients.norm() - 1) <= 1e-4
+
+
+def adapted(seed: int, dtype: Any = torch.float32) -> Any:
+    """A small Llama with a LoRA adapter that does something, as it is trained."""
+    model = get_peft_model(small("llama").to(dtype), LoraConfig(r=4, target_modules="all-linear"))
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+@given(trees())
+@settings(max_examples=25, deadline=None)
+def test_trees_train_an_adapter_as_sequences_do_with_recomputed_layers_too(drawn: tuple[list[list[int]], list[list[bool]]]) -> None:
+    sequences, scored = drawn
+    plain, fused, recomputed = (adapted(0) for _ in range(3))
+    expected, _ = one_by_one(plain, sequences, scored, 1.0)
+    weights = torch.linspace(-1, 1.5, len(expected))
+    expected_gradients = gradients(plain, expected, weights)
+    recomputed.gradient_checkpointing_enable({"use_reentrant": False})
+    for model in (fused, recomputed):
+        assert add_scoring(model.get_base_model()) is TreeBatch
+        fuse_lora(model)
+        model.train()
+        values, _ = model(batch=TreeBatch.build(sequences, scored))
+        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-4)
+        actual = gradients(model, values, weights)
+        assert torch.nn.functional.cosine_similarity(actual, expected_gradients, 0) >= 0.99999
+        assert abs(actual.norm() / expected_gradients.norm() - 1) <= 1e-4
+
+
+@given(trees())
+@settings(max_examples=25, deadline=None)
+def test_in_bfloat16_trees_are_as_near_to_the_truth_as_padded_rows(drawn: tuple[list[list[int]], list[list[bool]]]) -> None:
+    sequences, scored = drawn
+    truth, _ = one_by_one(adapted(0), sequences, scored, 1.0)
+    model = adapted(0, torch.bfloat16)
+    assert add_scoring(model.get_base_model()) is TreeBatch
+    with torch.no_grad():
+        tree, padded = (model(batch=kind.build(sequences, scored))[0] for kind in (TreeBatch, PaddedBatch))
+    assert (tree - truth).abs().mean() <= 2 * (padded - truth).abs().mean() + 0.05
 
 
 def test_each_token_of_a_tree_is_computed_once(models: tuple[Any, Any]) -> None:

@@ -142,6 +142,7 @@ _OWN_NAMES = {
     "vllm_importance_sampling_correction": "importance_correction",
     "vllm_importance_sampling_mode": "importance_correction",
     "vllm_importance_sampling_clip_max": "importance_max",
+    "vllm_importance_sampling_cap": "importance_max",
 }
 """Fields of TRL's configuration that are parameters of `grpo_config` by other names."""
 

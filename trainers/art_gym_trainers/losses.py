@@ -60,7 +60,7 @@ def share(loss_type: str, batch: StepSize, step: StepSize, processes: int = 1) -
 def importance_ratio(
     log_ratio: torch.Tensor, mask: torch.Tensor, correction: str, largest: float | None, smallest: float | None = None
 ) -> torch.Tensor:
-    """The weights that correct the sampler's difference from the trainer (truncated: arXiv 2510.13786; masked: TRL), (B, T) or (B, 1).
+    """The weights that correct the sampler's difference from the trainer, (B, T) or (B, 1), as TRL's `vllm_importance_sampling_mode` has them.
 
     Args:
         log_ratio: (B, T) log-probabilities of the trainer minus those of the sampler.
