@@ -413,7 +413,7 @@ def _grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "bf16": _computes_in_bfloat16(config),
     }
     if twice := sorted(set(settings.trl) & set(chosen)):
-        raise UsageError(f"grpo.trl.{twice[0]} has a setting of its own; set that instead (`art-gym train --help` lists them)")
+        raise UsageError(f"grpo.trl.{twice[0]} has a setting of its own; set that instead (`--show-config` prints them)")
     try:
         return grpo_config(folder, **chosen, **settings.trl)
     except (TypeError, ValueError) as error:

@@ -13,7 +13,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 _SHIFT = timedelta(days=400, hours=1, minutes=1, seconds=1)
@@ -34,23 +34,34 @@ def other_zone(now: datetime) -> str:
     >>> other_zone(datetime.fromisoformat("2026-05-01T15:00:00+02:00"))
     'XXX-15:17'
     """
-    offset = now.utcoffset() or timedelta()
-    shifted = offset + (_ZONE_SHIFT if now.hour >= 11 else -_ZONE_SHIFT)
-    if abs(shifted) >= timedelta(hours=24):  # which the C library doesn't take
-        shifted = offset - (shifted - offset)
-    minutes = round(abs(shifted).total_seconds() / 60)
+    offset = _other_offset(now)
+    minutes = round(abs(offset).total_seconds() / 60)
     # East of Greenwich is negative there.
-    return f"XXX{'-' if shifted >= timedelta() else '+'}{minutes // 60}:{minutes % 60:02d}"
+    return f"XXX{'-' if offset >= timedelta() else '+'}{minutes // 60}:{minutes % 60:02d}"
 
 
 def other_time(now: datetime) -> timedelta:
     """How far the clock is set ahead: to another year, month, hour, minute and second, and from a working day to a day off or back.
 
+    The day is that of the time zone in which the clock is read, there `other_zone`; where it can be, that of UTC changes as well.
+
     >>> other_time(datetime.fromisoformat("2026-05-01T15:00:00+00:00"))  # a Friday
     datetime.timedelta(days=400, seconds=3661)
     """
-    days = next(days for days in range(7) if _is_off(now) != _is_off(now + _SHIFT + timedelta(days=days)))
-    return _SHIFT + timedelta(days=days)
+    zone = timezone(_other_offset(now))
+
+    def changes(days: int) -> tuple[bool, bool]:
+        there = now + _SHIFT + timedelta(days=days)
+        return _is_off(now) != _is_off(there.astimezone(zone)), _is_off(now.astimezone(UTC)) != _is_off(there.astimezone(UTC))
+
+    return _SHIFT + timedelta(days=max(range(7), key=lambda days: (changes(days), -days)))
+
+
+def _other_offset(now: datetime) -> timedelta:
+    offset = now.utcoffset() or timedelta()
+    shifted = offset + (_ZONE_SHIFT if now.hour >= 11 else -_ZONE_SHIFT)
+    # The C library takes less than a day.
+    return shifted if abs(shifted) < timedelta(hours=24) else offset - (shifted - offset)
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -112,3 +112,17 @@ def test_the_other_time_is_in_another_year_month_hour_minute_and_second_and_not_
     for field in ("year", "month", "hour", "minute", "second"):
         assert getattr(now, field) != getattr(then, field)
     assert (now.weekday() >= 5) != (then.weekday() >= 5)
+
+
+@pytest.mark.parametrize("offset", [-11, -5, 0, 2, 10])
+def test_a_working_day_becomes_a_day_off_and_back_at_any_hour_of_a_week(offset):
+    zone = timezone(timedelta(hours=offset))
+    for hour in range(7 * 24):
+        now = datetime(2026, 11, 30, 0, 30, tzinfo=zone) + timedelta(hours=hour)
+        hours, minutes = other_zone(now).removeprefix("XXX").split(":")
+        # West of Greenwich is positive there.
+        away = -int(hours) if hours[0] != "-" else int(hours[1:])
+        there_zone = timezone(timedelta(hours=away, minutes=int(minutes) * (-1 if hours[0] != "-" else 1)))
+        there = (now + other_time(now)).astimezone(there_zone)
+        assert (there.weekday() >= 5) != (now.weekday() >= 5), now
+        assert (there.year, there.hour, there.minute) != (now.year, now.hour, now.minute)

@@ -165,7 +165,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "scale_rewards": (lambda value: True, "is about rewards that TRL computes; choose the advantages of the rows instead"),
     "use_liger_kernel": (bool, "replaces the model's forward pass, which computes shared tokens once here"),
     "router_aux_loss_coef": (bool, "isn't computed on token trees"),
-    "sync_ref_model": (bool, "isn't there: the reference is the model without its adapter"),
+    "sync_ref_model": (bool, "would move the reference, which stays what the model was without training"),
     "top_p": (lambda value: value != 1.0, "would make the trainer's distribution another than the sampler's; the recorded one is whole"),
     "top_k": (lambda value: value != 0, "would make the trainer's distribution another than the sampler's; the recorded one is whole"),
 }

@@ -99,7 +99,7 @@ def tree_attention_forward(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     unknown = [name for name in ("s_aux", "position_bias", "score_mod") if kwargs.get(name) is not None]
     if unknown:
-        raise NotImplementedError(f"attention with {unknown[0]} has no form for token trees")
+        raise TypeError(f"attention with {unknown[0]} has no form for token trees")
     # Under autocast the rotary embedding leaves queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
