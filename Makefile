@@ -5,6 +5,9 @@ BIN := .venv/bin
 # What becomes of MkDocs one day is no news for every build.
 export NO_MKDOCS_2_WARNING := 1
 
+# A server takes every core, so that tests with one run alone. Eight workers are enough, and each may hold a gigabyte.
+PARALLEL := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
 TASK ?= art_gym/Lookup-v0
 SEED ?= 0
 RUN ?= runs/$(notdir $(TASK))-seed$(SEED)
@@ -25,10 +28,11 @@ train: setup ## Teach the bundled 135M model a task, and show that it learned
 	@$(BIN)/art-gym train $(TASK) --seed $(SEED) --run-dir $(RUN) $(if $(RESUME),--resume) $(if $(FRESH),--fresh)
 
 test: setup ## Run every test, with real vLLM servers and real training
-	@$(BIN)/python -m pytest
+	@$(PARALLEL) -m "not vllm"
+	@$(BIN)/python -m pytest -m vllm
 
 test-fast: setup ## Run the quick tests, those that need neither vLLM nor torch
-	@$(BIN)/python -m pytest -m "not vllm and not train and not slow" -n auto --dist worksteal
+	@$(PARALLEL) -m "not vllm and not train and not slow"
 
 check: setup ## Lint, check types and the layering of imports, build the docs strictly
 	$(BIN)/ruff check

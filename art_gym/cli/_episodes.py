@@ -265,7 +265,9 @@ def _decoder(name: str) -> Decode:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return token_decoder(AutoTokenizer.from_pretrained(models.resolve(name) if name in models.ALIASES else Path(name).expanduser()))
+            return token_decoder(AutoTokenizer.from_pretrained(models.tokenizer_source(name)))
+    except UsageError as error:
+        raise UsageError(f"--tokenizer {name}: {error}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         aliases = ", ".join(models.ALIASES)

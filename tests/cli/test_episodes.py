@@ -225,12 +225,20 @@ def test_an_unknown_episode(refused, journal):
 @pytest.mark.train
 def test_an_unknown_tokenizer(refused, journal, monkeypatch):
     pytest.importorskip("transformers")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     Path("folder").mkdir()
-    for name in ("folder", "./nowhere"):
+    for name in ("folder", "no-such/model"):
         line = refused("episodes", "show", str(journal), "--tokenizer", name)
         assert line.startswith(f"--tokenizer {name}: no tokenizer there (")
         assert line.endswith("; give smollm2-135m, a model's folder or a hub id")
+
+
+def test_a_path_is_not_asked_of_the_hub(refused, journal, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("socket.getaddrinfo", lambda *args, **kwargs: pytest.fail("the network was asked"))
+    line = refused("episodes", "show", str(journal), "--tokenizer", "./nowhere")
+    assert line.startswith("--tokenizer ./nowhere: no such folder; give a folder with")
 
 
 @pytest.mark.slow

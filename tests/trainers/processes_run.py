@@ -1,6 +1,6 @@
-"""A few optimiser steps of the tiny model, by as many processes as torchrun starts: `processes_run.py MODEL SCRATCH OUT LOSS_TYPE BUDGET`.
+"""A few optimiser steps of the tiny model, by as many processes as torchrun starts: `processes_run.py MODEL FOLDER LOSS_TYPE:BUDGET …`.
 
-The main process writes the adapter and the figures to OUT.
+For each loss and token budget (0: none), the main process writes the adapter and the figures to FOLDER/LOSS_TYPE/out.pt.
 """
 
 from __future__ import annotations
@@ -37,34 +37,36 @@ def figures(trainer: GRPOTrainer) -> dict[str, Any]:
     return {"losses": statistics.losses, "figures": statistics.to_dict()}
 
 
-def main(model: Path, scratch: Path, out: Path, loss_type: Any, budget: str) -> None:
-    torch.set_num_threads(1)
+def train(model: Path, folder: Path, loss_type: Any, budget: int) -> None:
     policy = load_policy(model, dtype="float32", lora_rank=4, lora_alpha=8)
     options: dict[str, Any] = {"kl_coef": 0.1, "importance_correction": "token_truncate", "entropy_coef": 0.01, "top_entropy_quantile": 0.8}
-    config = grpo_config(scratch, learning_rate=1e-2, loss_type=loss_type, **options)
+    config = grpo_config(folder / "scratch", learning_rate=1e-2, loss_type=loss_type, **options)
     rng = random.Random(0)
     # The second step is one micro-batch, of which one of two processes has none; the third batch is empty.
     batches = [[group(0, 4, rng) + group(1, 3, rng), group(2, 1, rng)], [], [group(3, 4, rng)]]
-    asked, saved = [], out.with_name("saved")
+    asked, saved = [], folder / "saved"
 
     def feed() -> Any:
         for batch in batches:
             asked.append(1)
             yield batch
-        saved.mkdir()
+        saved.mkdir(parents=True)
         yield saved
 
-    trainer = GRPOTrainer(policy, config, batches=feed(), processing_class=load_tokenizer(model), token_budget=int(budget) or None)
+    trainer = GRPOTrainer(policy, config, batches=feed(), processing_class=load_tokenizer(model), token_budget=budget or None)
     trainer.train()
     if trainer.accelerator.num_processes > 1:
         with pytest.raises(UsageError, match="let batches yield the folder"):
             trainer.save(saved)
     if trainer.accelerator.is_main_process:
         weights = {name: parameter.detach().clone() for name, parameter in policy.named_parameters() if parameter.requires_grad}
-        torch.save({"weights": weights, "steps": trainer.state.global_step, **figures(trainer)}, out)
+        torch.save({"weights": weights, "steps": trainer.state.global_step, **figures(trainer)}, folder / "out.pt")
     else:
         assert not asked
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), *sys.argv[4:6])
+    torch.set_num_threads(1)
+    for case in sys.argv[3:]:
+        loss_type, _, budget = case.partition(":")
+        train(Path(sys.argv[1]), Path(sys.argv[2]) / loss_type, loss_type, int(budget))

@@ -85,6 +85,22 @@ def resolve(name: str, *, cache_dir: str | os.PathLike[str] | None = None, progr
     return _resolve_hub(name, tell)
 
 
+def tokenizer_source(name: str) -> str:
+    """Turn a model's name into what `AutoTokenizer.from_pretrained` takes; of a hub model the tokenizer is then all that is fetched.
+
+    Raises:
+        UsageError: No such folder, and no hub id either.
+    """
+    if name in ALIASES:
+        return str(resolve(name))
+    folder = Path(name).expanduser()
+    if name and folder.exists():
+        return str(folder.resolve())
+    if not _HUB_ID.fullmatch(name):
+        raise UsageError(f"no such folder; {_ways_out(name)}")
+    return name
+
+
 def chat_template(name: str) -> str:
     """Read a bundled chat template, by file name without ending."""
     return (importlib.resources.files("art_gym_trainers") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
