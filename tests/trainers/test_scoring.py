@@ -254,7 +254,7 @@ def test_an_adapted_model_takes_batches_too(name: str) -> None:
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen head", "trained head"])
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 20])
 def test_a_head_whose_logits_come_in_pieces(monkeypatch: pytest.MonkeyPatch, frozen: bool, count: int) -> None:
-    monkeypatch.setattr(scoring, "HEAD_ROWS", 8)
+    monkeypatch.setattr(scoring, "head_rows", lambda device: 8)
     torch.manual_seed(0)
     head = torch.nn.Linear(16, VOCABULARY, bias=False)
     head.requires_grad_(not frozen)

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from art_gym.engine import available_bytes
 from art_gym.errors import UsageError
 from art_gym_trainers.policy import base_model
-from art_gym_trainers.scoring import HEAD_ROWS, PaddedBatch, TreeBatch
+from art_gym_trainers.scoring import PaddedBatch, TreeBatch, head_rows
 
 GIB = 2**30
 
@@ -99,7 +99,7 @@ def measure(model: torch.nn.Module, kind: type[TreeBatch] | type[PaddedBatch], *
     return PassMemory(
         token_bytes=token_bytes,
         # The logits in the model's dtype and in float32, their exponentials and a product of the two, and the former in the model's dtype.
-        head_bytes=HEAD_ROWS * vocabulary * (2 + 4 + 4 + 4 + 2),
+        head_bytes=head_rows(device) * vocabulary * (2 + 4 + 4 + 4 + 2),
         # A gradient and Adam's two moments, in float32.
         optimiser_bytes=12 * trained,
         pair_bytes=_pair_bytes(base_model(model), kind),

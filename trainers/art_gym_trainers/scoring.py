@@ -29,8 +29,11 @@ _log = logging.getLogger(__name__)
 _TOLERANCE = {64: 1e-4, 32: 1e-3, 16: 0.1}
 """Mean difference of log-probabilities that rounding explains, by bits of the dtype; attention to a wrong token gives several times more."""
 
-HEAD_ROWS = 512
-"""Most scored tokens whose logits are held at once; in float32 each takes four bytes for every word of the vocabulary."""
+
+def head_rows(device: torch.device) -> int:
+    """Most scored tokens whose logits are held at once; in float32 each takes four bytes for every word of the vocabulary."""
+    # On a CPU so few that the allocator keeps their memory: pages asked for anew cost as much as what is computed in them.
+    return 128 if device.type == "cpu" else 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +274,11 @@ def score_states(
     plain = type(head) is torch.nn.Linear and head.bias is None and cap is None and weight is not None and not weight.requires_grad
     plain = plain and not entropy_gradients
     logprobs, entropies = [], []
-    for rows, ids in zip(states.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
+    size = head_rows(states.device)
+    for rows, ids in zip(states.split(size), targets.split(size), strict=True):
         if plain:
             scored = _FrozenHead.apply(rows, weight, ids, temperature)
-        elif len(states) > HEAD_ROWS and torch.is_grad_enabled():
+        elif len(states) > size and torch.is_grad_enabled():
             scored = checkpoint(_score, head, rows, ids, temperature, cap, entropy_gradients, use_reentrant=False)
         else:
             scored = _score(head, rows, ids, temperature, cap, entropy_gradients)
@@ -313,15 +317,19 @@ class _FrozenHead(torch.autograd.Function):
     def forward(
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # Two arrays of logits' size, each written over: to allocate one costs as much as to compute it.
         logits = (states @ weight.t()).float()
-        logits /= temperature
-        log_normaliser = torch.logsumexp(logits, -1)
-        logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_normaliser
-        probabilities = torch.exp(logits - log_normaliser[:, None])
-        entropies = log_normaliser - torch.linalg.vecdot(probabilities, logits)
+        if temperature != 1:
+            logits /= temperature
+        logits -= logits.amax(-1, keepdim=True)
+        probabilities = logits.exp()
+        total = probabilities.sum(-1)
+        log_total = total.log()
+        logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_total
+        entropies = log_total - torch.linalg.vecdot(probabilities, logits) / total
         ctx.mark_non_differentiable(entropies)
         if ctx.needs_input_grad[0]:
-            probabilities.neg_()
+            probabilities /= -total[:, None]
             probabilities.scatter_add_(-1, targets[:, None], torch.ones_like(targets, dtype=torch.float32)[:, None])
             # In float32 until it is multiplied by the incoming gradient.
             ctx.save_for_backward((probabilities.to(weight.dtype) @ weight).float() / temperature)

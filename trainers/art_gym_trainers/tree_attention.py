@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -23,8 +23,11 @@ from art_gym_trainers.trees import TokenTree, TreeNode
 NAME = "art_gym_tree"
 """What the attention is registered as: without a tree it is SDPA, with capped logits where the model has them."""
 
-_SMALL = 128
-"""Queries below which the CPU's kernel is several times faster backward in float32 than in bfloat16."""
+_FEW = 512
+"""Keys below which the CPU's kernel is up to three times faster backward in float32 than in bfloat16."""
+
+_BLOCK = 128
+"""Tokens of a block of FlexAttention."""
 
 _FILLED = 1.2
 """Runs are batched while filling the shorter ones up makes them this much larger."""
@@ -67,15 +70,35 @@ class TreeLayout:
         return seen
 
     @functools.cached_property
-    def block_mask(self) -> Any:
-        """The same rule for FlexAttention."""
-        ends = self.subtree_ends
+    def block_mask(self) -> BlockMask:
+        """The same rule for FlexAttention, whose kernel leaves out blocks of tokens that don't see each other.
+
+        Which these are follows from where subtrees end, so that the mask over pairs of tokens is never made.
+        """
+        ends, size = self.subtree_ends, len(self.subtree_ends)
 
         def seen(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             return (key <= query) & (query < ends[key])
 
-        size = len(ends)
-        return create_block_mask(seen, None, None, size, size, device=ends.device)
+        blocks = -(-size // _BLOCK)
+        padded = torch.zeros(blocks * _BLOCK, dtype=ends.dtype, device=ends.device)
+        padded[:size] = ends
+        first = torch.arange(blocks, device=ends.device) * _BLOCK
+        last = first + _BLOCK - 1
+        by_block = padded.view(blocks, _BLOCK)
+        # The last of a block's queries that any of the keys, and all of them, are seen by.
+        any_end, all_end = by_block.amax(1), by_block.amin(1)
+        below = first[:, None] > first[None]
+        # A query sees itself, and no block with its own diagonal is seen wholly.
+        some = (below & (first[:, None] < any_end[None])) | (first[:, None] == first[None])
+        whole = below & (last[:, None] < all_end[None])
+        return BlockMask.from_kv_blocks(*_listed(some & ~whole), *_listed(whole), BLOCK_SIZE=_BLOCK, mask_mod=seen, seq_lengths=(size, size))
+
+
+def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each block of queries, of how many blocks of keys it is True, and which these are, in front: (1, 1, Q) and (1, 1, Q, K)."""
+    order = torch.argsort(blocks.to(torch.int32), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1).to(torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
 def _token_ends(node: TreeNode) -> list[int]:
@@ -177,12 +200,12 @@ class _TreeAttention(torch.autograd.Function):
         # With the whole softmax's output and log-sum-exp the kernel gives each block's share of the whole gradient.
         for runs in ctx.layout.runs:
             inputs = [runs.take(grad, zero_rest=True), *map(runs.take, tokens), runs.take(out)]
-            shares = _flash_backward(*runs.in_a_fast_dtype(inputs), runs.take(total), 0.0, True, scale=ctx.scale)
+            shares = _flash_backward(*_in_a_fast_dtype(inputs), runs.take(total), 0.0, True, scale=ctx.scale)
             for whole, part in zip(sums, shares, strict=True):
                 runs.put(whole, part)
         for own, below in ctx.layout.branches:
             inputs = [_batch(tensor[place]) for tensor, place in zip((grad, *tokens, out), (below, below, own, own, below), strict=True)]
-            shares = _flash_backward(*inputs, total[below].transpose(0, 1)[None], 0.0, False, scale=ctx.scale)
+            shares = _flash_backward(*_in_a_fast_dtype(inputs), total[below].transpose(0, 1)[None], 0.0, False, scale=ctx.scale)
             for whole, part, place in zip(sums, shares, (below, own, own), strict=True):
                 whole[place] += part[0].transpose(0, 1)
         query_grad, key_grad, value_grad = (whole.to(query.dtype).transpose(0, 1)[None] for whole in sums)
@@ -220,8 +243,10 @@ class _Runs:
         else:
             tensor[self.inside_places] = flat[self.inside].to(tensor.dtype)
 
-    def in_a_fast_dtype(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return [tensor.float() for tensor in tensors] if self.width < _SMALL else tensors
+
+def _in_a_fast_dtype(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Gradient, queries, keys, values and output of a block, as the kernel's backward pass is fastest."""
+    return [tensor.float() for tensor in inputs] if inputs[2].size(2) < _FEW else inputs
 
 
 def _batch(tokens: torch.Tensor) -> torch.Tensor:
