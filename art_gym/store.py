@@ -20,6 +20,7 @@ from threading import Lock
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from art_gym._files import sync
 from art_gym.episodes import Episode, Failure
 from art_gym.errors import UsageError
 
@@ -185,7 +186,8 @@ class Journal:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._size = _whole_lines(file)
             file.truncate(self._size)
-            _sync_folder(self.path.parent)
+            # The file's name, not only its content.
+            sync(self.path.parent)
         except BlockingIOError:
             file.close()
             raise UsageError(
@@ -264,12 +266,3 @@ def _line_start(file: BinaryIO, end: int, block: int = 1 << 16) -> int:
             return start + found + 1
         end = start
     return 0
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the file's name durable, not only its content."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from art_gym._render import lines_of
-from art_gym.cli.config import GRPOSection, RunConfig
-from art_gym.episodes import Episode, EpisodeGroup, Turn
+from art_gym.cli._journals import bare, latest, worth
+from art_gym.cli.config import RunConfig
+from art_gym.episodes import Episode
 from art_gym.errors import MissingExtra, MissingTokens, UsageError
-from art_gym.store import Journal
-from art_gym_trainers.advantages import batch_advantages
 from art_gym_trainers.forks import Decode, token_decoder
 from art_gym_trainers.sequences import TokenSequence, episode_sequences
 
@@ -34,7 +33,7 @@ def ls(file: Path, *, as_json: bool) -> None:
     Raises:
         UsageError: There is no such journal, or nothing in it.
     """
-    rows = [_row(episode) for episode in _latest(file)]
+    rows = [_row(episode) for episode in latest(file)]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -56,16 +55,22 @@ def show(file: Path, episode_id: str | None, *, tokenizer: str | None, everythin
     """
     chosen, episodes = _choose(file, episode_id)
     decode = _decoder(tokenizer) if tokenizer else None
-    settings = _settings(file)
+    config = _config(file)
+    realign = config is not None and config.grpo.realign
     console = Console(highlight=False, soft_wrap=True)
     for line in _heading(chosen, len(episodes)):
         console.print(line)
     try:
-        sequences = episode_sequences(chosen, decode=decode, realign=settings.realign and decode is not None)
+        sequences = episode_sequences(chosen, decode=decode, realign=realign and decode is not None)
     except MissingTokens as error:
         console.print(_text(f"its tokens weren't recorded: {error}", "yellow"))
         sequences = []
-    view = _View(chosen, _advantages(chosen, episodes, settings), decode, everything)
+    found = worth(file, chosen, episodes, config.grpo if config else None)
+    if config and realign and decode is None and sequences:
+        console.print(_text(f"the run realigns context, which takes its tokenizer to show: give --tokenizer {config.model.name}", "yellow"))
+    if found.reason:
+        console.print(_text(f"no advantage: {found.reason}", "yellow"))
+    view = _View(chosen, found.advantages, decode, everything)
     for line in view.tokens(sequences) if sequences else view.messages():
         console.print(line)
 
@@ -190,68 +195,26 @@ def _end(episode: Episode) -> str:
     return "terminated" if episode.terminated else "unfinished"
 
 
-def _latest(file: Path) -> Iterator[Episode]:
-    """The episodes of a journal in order; of one that was played again, the last.
-
-    Only one is in memory at a time: a journal may be larger than that.
-    """
-    last = {episode.id: number for number, episode in enumerate(_read(file))}
-    if not last:
-        raise UsageError(f"{file} holds no whole episode; give a journal such as runs/first/episodes/train-0001.jsonl")
-    for number, episode in enumerate(_read(file)):
-        if last[episode.id] == number:
-            yield episode
-
-
-def _read(file: Path) -> Iterator[Episode]:
-    if file.is_dir():
-        found = sorted(path.name for path in [*file.glob("*.jsonl"), *file.glob("episodes/*.jsonl")])
-        hint = f"one of its journals: {', '.join(found[:5])}{'…' if len(found) > 5 else ''}" if found else "a journal, such as train-0001.jsonl"
-        raise UsageError(f"{file} is a folder; give {hint}")
-    if not file.is_file():
-        raise UsageError(f"there is no file {file}; a run's journals are in its folder episodes/")
-    try:
-        yield from Journal(file).read()
-    except ValueError as error:
-        raise UsageError(f"{error}; give a journal of episodes, as a run writes them") from None
-
-
 def _choose(file: Path, episode_id: str | None) -> tuple[Episode, list[Episode]]:
     """The episode to show, and all of the journal without what was said and sampled."""
     chosen: Episode | None = None
-    bare = []
-    for episode in _latest(file):
+    episodes = []
+    for episode in latest(file):
         if episode.id == episode_id or (episode_id is None and chosen is None):
             chosen = episode
-        turns = [Turn([], {"role": "assistant"}, reward=turn.reward) for turn in episode.turns]
-        bare.append(replace(episode, turns=turns, tools=[], final_observation=[]))
+        episodes.append(bare(episode))
     if chosen is None:
-        some = ", ".join(episode.id for episode in bare[:3])
-        raise UsageError(f"{file} holds no episode {episode_id!r}; it holds {some}{'…' if len(bare) > 3 else ''} (art-gym episodes ls {file})")
-    return chosen, bare
+        some = ", ".join(episode.id for episode in episodes[:3]) + ("…" if len(episodes) > 3 else "")
+        raise UsageError(f"{file} holds no episode {episode_id!r}; it holds {some} (art-gym episodes ls {file})")
+    return chosen, episodes
 
 
-def _advantages(chosen: Episode, episodes: Sequence[Episode], settings: GRPOSection) -> list[float] | None:
-    """The advantage of each turn among the journal's other episodes of the scenario; None if there are no others, or it failed."""
-    groups: dict[tuple[str, int], EpisodeGroup] = {}
-    for episode in episodes:
-        key = (episode.scenario.id, episode.scenario.seed)
-        groups.setdefault(key, EpisodeGroup(episode.scenario, [])).episodes.append(episode)
-    if chosen.failure is not None or len(groups[chosen.scenario.id, chosen.scenario.seed].finished) < 2:
-        return None
+def _config(file: Path) -> RunConfig | None:
+    """The configuration of the run that wrote the journal; None if it's none of a run."""
     try:
-        found = batch_advantages(list(groups.values()), settings.advantage, credit=settings.credit, discount=settings.discount)
-    except ValueError:  # a reward is no finite number
-        return None
-    return next(advantages[chosen.id] for advantages in found if chosen.id in advantages)
-
-
-def _settings(file: Path) -> GRPOSection:
-    """How the run that wrote the journal computes advantages; the defaults if it's none of a run."""
-    try:
-        return RunConfig.load(file.absolute().parent.parent / "config.yaml").grpo
+        return RunConfig.load(file.absolute().parent.parent / "config.yaml")
     except (UsageError, OSError):
-        return GRPOSection()
+        return None
 
 
 def _decoder(name: str) -> Decode:

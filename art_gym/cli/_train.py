@@ -8,56 +8,48 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from art_gym.cli import _standing
+from art_gym.cli._figures import batch_row
+from art_gym.cli._grpo_arguments import computes_in_bfloat16, grpo_arguments
+from art_gym.cli._practice import Practice, first_scenarios
 from art_gym.cli._serving import Serving
 from art_gym.cli.config import RunConfig
 from art_gym.cli.evaluation import Evaluation, evaluate
 from art_gym.cli.files import write_text
 from art_gym.cli.live import LiveTable
 from art_gym.cli.report import read_evaluations, write_report
-from art_gym.env import ToolEnv
 from art_gym.episodes import Episode, EpisodeGroup
 from art_gym.errors import RunStopped, UsageError
-from art_gym.registration import make
 from art_gym.rollout import Runner
-from art_gym.scenarios import Scenario, Split
+from art_gym.scenarios import Scenario
 from art_gym.store import EpisodeStore
 from art_gym_agents import ChatAgent, ScriptedAgent
 from art_gym_agents.warmstart import script_for
 from art_gym_trainers.advantages import tells_something
-from art_gym_trainers.alarms import not_finite
 from art_gym_trainers.forks import token_decoder
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config
-from art_gym_trainers.lora import fuse_lora
-from art_gym_trainers.memory import GIB, choose_budget, free_bytes, measure
-from art_gym_trainers.policy import base_model, load_policy, load_saved, load_tokenizer
+from art_gym_trainers.grpo import GRPOTrainer
+from art_gym_trainers.memory import GIB
+from art_gym_trainers.passes import prepare_passes
+from art_gym_trainers.policy import load_policy, load_saved, load_tokenizer
 from art_gym_trainers.publish import Published
 from art_gym_trainers.rows import Row, batch_rows, split_steps
 from art_gym_trainers.sampling import SampledBatch, sample_batch
-from art_gym_trainers.scoring import add_scoring
 from art_gym_trainers.sequences import episode_sequences, require_tokens
 from art_gym_trainers.sft import episode_examples, warm_start
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from trl import GRPOConfig
 
     from art_gym_trainers.checkpoints import Checkpoint
-
-_POOL = 10_000
-"""A run practises on so many scenarios of the train split, or on all where there are fewer, in an order of its seed's own."""
 
 
 def run_training(config: RunConfig, folder: Path, *, model_folder: Path, live: LiveTable) -> dict[str, Evaluation]:
@@ -103,7 +95,7 @@ class _Run:
         self.name = config.model.name.rstrip("/").rpartition("/")[2]
         self.checkpoints = folder / _standing.CHECKPOINTS
         # Before anything is started, since it may refuse a setting.
-        self._recomputes = _grpo_config(config, self.checkpoints).gradient_checkpointing
+        self._arguments = grpo_arguments(config, self.checkpoints)
         self.store = stack.enter_context(EpisodeStore(folder))
         self.env_kwargs = config.env.kwargs
         live.phase("engine", "vLLM is starting")
@@ -132,7 +124,7 @@ class _Run:
                     time.sleep(0.1)
                 raise
         self.agent = self.serving.agent()
-        self._train_pool: list[Scenario] = []
+        self._practice = Practice(config)
 
     # ------------------------------------------------------------------ stages
 
@@ -141,17 +133,12 @@ class _Run:
 
         A run that goes on cuts its steps as it did, so that they are the same to the last bit.
         """
-        kind = add_scoring(base_model(self.policy))
-        fuse_lora(self.policy)
-        if self._recomputes:
-            self.policy.gradient_checkpointing_enable()
         wanted = None if self.config.grpo.token_budget == "auto" else self.config.grpo.token_budget
         if saved is not None and wanted is None:
             wanted = int(saved.details["token_budget"])
         with self.serving.asleep():
-            memory = measure(self.policy, kind, vocabulary=base_model(self.policy).get_output_embeddings().weight.shape[0])
-            free = free_bytes(base_model(self.policy).device)
-        self.token_budget = choose_budget(memory, wanted, free)
+            passes = prepare_passes(self.policy, self._arguments, wanted)
+        memory, free, self.token_budget = passes.memory, passes.free, passes.token_budget
         self.live.note(
             f"training in passes of at most {self.token_budget} tokens, which take up to {memory.peak(self.token_budget) / GIB:.1f} GiB"
         )
@@ -172,7 +159,7 @@ class _Run:
         if not self._warm_adapter.exists():
             count = settings.steps * settings.batch_size
             script = ScriptedAgent(script_for(self.config.env.id), name="warm-start")
-            groups = self._play(script, self._practice(0, count), "warm-start", group_size=1)
+            groups = self._play(script, self._practice.take(0, count), "warm-start", group_size=1)
             with self.serving.asleep():
                 warm_start(
                     self.policy,
@@ -182,7 +169,8 @@ class _Run:
                     learning_rate=settings.learning_rate,
                     batch_size=settings.batch_size,
                     seed=self.config.seed,
-                    bf16=_computes_in_bfloat16(self.config),
+                    bf16=computes_in_bfloat16(self.config),
+                    token_budget=self.token_budget,
                     on_step=lambda step, steps, loss: self.live.phase("warm start", f"step {step} of {steps}, loss {loss:.3f}"),
                 )
             scratch = self._warm_adapter.with_name(".warm-start.part")
@@ -200,7 +188,7 @@ class _Run:
             self.live.note(f"warning: {saved.folder.name} was written with other versions, so that figures may differ: {', '.join(differing)}")
         if done < settings.batches:
             # Made anew, since each trainer sets up the process's precision as its own configuration says.
-            arguments = _grpo_config(self.config, self.checkpoints)
+            arguments = grpo_arguments(self.config, self.checkpoints)
             with self.serving.asleep():
                 trainer = GRPOTrainer(
                     self.policy,
@@ -243,25 +231,8 @@ class _Run:
                 yield split_steps(kept, settings.steps_per_batch)
             seconds_train = time.perf_counter() - started
             statistics = self._trainer.take_statistics()
-            forks = sum(counts.forks.values())
             row = {
-                "step": batch,
-                "phase": "grpo",
-                "policy": published.version,
-                **_outcome(sampled.played),
-                **statistics.to_dict(),
-                "not_finite": not_finite(statistics.losses, statistics.gradient_norms),
-                "forks": forks,
-                "fork_rate": _share(forks, forks + sum(len(group.finished) for group in sampled.groups)),
-                "fork_causes": counts.forks,
-                "realigned": counts.realigned,
-                "sampling_rounds": sampled.rounds,
-                "surplus_groups": len(sampled.surplus),
-                "dropped_groups": counts.dropped_groups,
-                "failed_episodes": counts.failed_episodes,
-                "tokens": counts.tokens,
-                "sampled_tokens": counts.sampled_tokens,
-                "publish_difference": published.difference,
+                **batch_row(batch, published, sampled, counts, statistics),
                 "seconds_rollout": seconds_rollout,
                 "seconds_train": seconds_train,
                 "seconds_publish": published.seconds,
@@ -284,7 +255,7 @@ class _Run:
         def play(played: int, count: int) -> list[EpisodeGroup]:
             return self._play(
                 self.agent,
-                self._practice(first + played, count),
+                self._practice.take(first + played, count),
                 f"train-{batch:04d}" + (f"-from-{played:04d}" if played else ""),
                 group_size=settings.group_size,
                 detail=f"batch {batch} of {settings.batches}" + (f", {played} scenarios played" if played else ""),
@@ -322,10 +293,10 @@ class _Run:
             return
         settings, rollout = self.config.evaluation, self.config.rollout
         self.live.phase("evaluation", stage)
-        outcome = evaluate(
+        measured = evaluate(
             self.config.env.id,
             self.agent,
-            self._split(settings.split, settings.n),
+            first_scenarios(self.config, settings.split, settings.n),
             env_kwargs=self.env_kwargs,
             concurrency=rollout.concurrency,
             turn_timeout=rollout.turn_timeout,
@@ -336,9 +307,9 @@ class _Run:
             progress=_Counter(self.live, "evaluation", settings.n, stage),
             engine_check=self.engine.check,
         )
-        evaluations = {key: value.to_dict() for key, value in {**done, stage: outcome}.items()}
+        evaluations = {key: value.to_dict() for key, value in {**done, stage: measured}.items()}
         write_text(self.folder / "evaluations.json", json.dumps(evaluations, indent=2, allow_nan=False) + "\n")
-        self.live.note(f"{stage.replace('_', ' ')}: {outcome}")
+        self.live.note(f"{stage.replace('_', ' ')}: {measured}")
 
     def _publish(self, step: int) -> Published:
         return self.serving.publish(step, self.policy, self._probe_tokens)
@@ -366,59 +337,6 @@ class _Run:
             return int(saved.details["next_scenario"])
         return self.config.warm_start.steps * self.config.warm_start.batch_size
 
-    def _practice(self, first: int, count: int) -> list[Scenario]:
-        """Scenarios number `first` and following of the seed's own order of the train split; begun again where it ends."""
-        if not self._train_pool:
-            self._train_pool = self._split("train", _POOL)
-        size = len(self._train_pool)
-        chosen = []
-        for number in range(first, first + count):
-            lap, place = divmod(number, size)
-            order = np.random.default_rng([self.config.seed, lap]).permutation(size)
-            chosen.append(self._train_pool[order[place]])
-        return chosen
-
-    def _split(self, split: Split, most: int) -> list[Scenario]:
-        env = make(self.config.env.id, **self.env_kwargs)
-        try:
-            return list(islice(cast("ToolEnv", env.unwrapped).scenarios(split), most))
-        finally:
-            env.close()
-
-
-def _computes_in_bfloat16(config: RunConfig) -> bool:
-    """Whether by autocast: under an adapter the base has the dtype of the passes already."""
-    return config.model.method == "full" and config.model.dtype == "bfloat16"
-
-
-def _grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
-    settings = config.grpo
-    chosen: dict[str, Any] = {
-        "learning_rate": settings.learning_rate,
-        # The batches decide when it ends: those without a useful group take fewer steps.
-        "max_steps": settings.batches * settings.steps_per_batch + 1,
-        "temperature": config.rollout.temperature,
-        "clip_low": settings.clip_low,
-        "clip_high": settings.clip_high,
-        "max_grad_norm": settings.max_grad_norm,
-        "loss_type": settings.loss_type,
-        "importance_sampling_level": settings.ratio_level,
-        "kl_coef": settings.kl_coef,
-        "entropy_coef": settings.entropy_coef,
-        "importance_correction": settings.importance_correction,
-        "importance_max": settings.importance_max,
-        "adam_beta1": settings.adam_beta1,
-        "adam_beta2": settings.adam_beta2,
-        "seed": config.seed,
-        "bf16": _computes_in_bfloat16(config),
-    }
-    if twice := sorted(set(settings.trl) & set(chosen)):
-        raise UsageError(f"grpo.trl.{twice[0]} has a setting of its own; set that instead (`--show-config` prints them)")
-    try:
-        return grpo_config(folder, **chosen, **settings.trl)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"grpo.trl: {error}") from None
-
 
 @dataclass(slots=True)
 class _Counter:
@@ -433,24 +351,3 @@ class _Counter:
     def on_episode(self, episode: Episode) -> None:
         self.ended += 1
         self.live.phase(self.phase, f"{self.detail + ', ' if self.detail else ''}{self.ended} of {self.total} episodes")
-
-
-def _outcome(groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
-    finished = [episode for group in groups for episode in group.finished]
-    count = max(len(finished), 1)
-    turns = [turn for episode in finished for turn in episode.turns]
-    calls = len([call for turn in turns for call in turn.action.get("tool_calls") or ()])
-    invalid = sum(turn.invalid_calls for turn in turns)
-    return {
-        "episodes": len(finished),
-        "reward": sum(episode.reward for episode in finished) / count,
-        "success_rate": sum(episode.success for episode in finished) / count,
-        "turns": len(turns) / count,
-        "calls": calls,
-        "invalid_calls": invalid,
-        "invalid_call_rate": _share(invalid, calls),
-    }
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,11 +122,83 @@ def test_long_contexts_are_whole_with_all(journal, capsys):
     assert not any("…" in line for line in lines)
 
 
-def test_advantages_are_those_that_the_run_computes(journal, capsys):
-    Path("run/config.yaml").write_text("env: {id: x/Y-v0}\ngrpo: {advantage: leave_one_out, credit: turn, discount: 0.5}\n")
-    turns = [line for line in printed(capsys, "episodes", "show", journal) if line.startswith("turn")]
+def played(label, *groups, scenarios=None):
+    """Write a journal of groups as the runner does, by their returns; the last episode to start ends first."""
+    scenarios = scenarios or [f"{label}{number}" for number in range(len(groups))]
+    episodes = [
+        replace(episode(member, turn([1], [2], reward=value), scenario=scenarios[place]), id=f"{label}/{place}/{member}")
+        for place, group in enumerate(groups)
+        for member, value in enumerate(group)
+    ]
+    with EpisodeStore("run") as store:
+        store.journal(label).append(*episodes[::-1])
+
+
+def configure(**grpo):
+    settings = {"group_size": 2, "groups_per_batch": 2, "steps_per_batch": 1, **grpo}
+    Path("run/config.yaml").write_text(json.dumps({"env": {"id": "x/Y-v0"}, "grpo": settings}))
+
+
+def shown(capsys, name) -> tuple[str, str]:
+    """The first turn's advantage, and why there is none."""
+    lines = printed(capsys, "episodes", "show", f"run/episodes/{name.split('/')[0]}.jsonl", "--episode", name)
+    reason = next((line.removeprefix("no advantage: ") for line in lines if line.startswith("no advantage: ")), "")
+    return next(line.split(", ")[1].removeprefix("advantage ") for line in lines if line.startswith("turn 0")), reason
+
+
+def test_advantages_are_those_that_the_run_computes(capsys):
+    won, lost = episode(0, turn([1], [2]), turn([1, 2], [3], reward=1.0)), episode(1, turn([1], [2]))
+    with EpisodeStore("run") as store:
+        store.journal("train-0001").append(replace(won, id="train-0001/0/0"), replace(lost, id="train-0001/0/1"))
+    configure(advantage="leave_one_out", credit="turn", discount=0.5, groups_per_batch=1)
+    turns = [line for line in printed(capsys, "episodes", "show", FILE) if line.startswith("turn")]
     # The first turn's return-to-go is 0.5 against 0; nobody else came to the second.
     assert [line.split(", ")[1] for line in turns] == ["advantage +0.5000", "advantage +0.0000"]
+
+
+def test_a_batch_of_several_journals_is_taken_together_without_its_surplus(capsys):
+    played("train-0001", [1.0, 0.0], [0.0, 0.0])
+    # One of two groups was useful, so that two more are played for the one that is missing; the second of them is too many.
+    played("train-0001-from-0002", [4.0, 0.0], [100.0, 0.0])
+    configure(dynamic_sampling=True, advantage="batch_std")
+    # Of 1, 0, 0, 0, 4, 0 the mean is 5/6, and the variance (17 - 6 * 25/36) / 5 = 77/30: a deviation of 1.60208.
+    assert shown(capsys, "train-0001/0/0") == ("+0.3121", "")
+    assert shown(capsys, "train-0001-from-0002/0/1") == ("-1.2483", "")
+    assert shown(capsys, "train-0001/1/0") == ("+0.0000", "")
+    assert shown(capsys, "train-0001-from-0002/1/0") == ("-", "its group is surplus, played after the batch was full, and isn't trained on")
+
+
+def test_a_round_of_an_attempt_that_was_given_up_counts_for_nothing(capsys):
+    played("train-0001", [1.0, 0.0], [2.0, 0.0])
+    played("train-0001-from-0001", [9.0, 0.0])
+    configure(dynamic_sampling=True, advantage="batch_std")
+    # Of 1, 0, 2, 0 the mean is 3/4, and the variance (5 - 4 * 9/16) / 3 = 11/12: a deviation of 0.95743.
+    assert shown(capsys, "train-0001/0/0") == ("+0.5222", "")
+    advantage, reason = shown(capsys, "train-0001-from-0001/0/0")
+    assert (advantage, reason.rpartition(": ")[2]) == ("-", "a round that was begun before the run was stopped")
+
+
+def test_an_advantage_that_needs_what_is_not_there_is_not_known(capsys):
+    played("train-0001", [1.0, 0.0])
+    configure(advantage="batch_std")
+    assert shown(capsys, "train-0001/0/0") == ("-", "it can't be known: the episodes of its batch aren't all in the journals")
+    configure(advantage="group_mean")
+    assert shown(capsys, "train-0001/0/0") == ("+0.5000", "")
+    configure(advantage="group_mean", group_size=3)
+    assert shown(capsys, "train-0001/0/0") == ("-", "it can't be known: the episodes of its group aren't all in the journals")
+
+
+def test_a_scenario_that_was_played_twice_makes_two_groups(capsys):
+    played("train-0001", [1.0, 0.0], [5.0, 3.0], scenarios=["s", "s"])
+    configure(advantage="group_mean")
+    assert [shown(capsys, f"train-0001/{place}/0")[0] for place in (0, 1)] == ["+0.5000", "+1.0000"]
+
+
+def test_realigned_sequences_need_the_tokenizer(capsys):
+    played("train-0001", [1.0, 0.0])
+    configure(realign=True)
+    lines = printed(capsys, "episodes", "show", FILE)
+    assert "the run realigns context, which takes its tokenizer to show: give --tokenizer smollm2-135m" in lines
 
 
 @pytest.mark.parametrize("name", ["train-0001/t/0", "train-0001/s/2"])
@@ -182,12 +255,29 @@ def test_with_a_tokenizer_tokens_are_shown_as_text(capsys, tiny_model):
     prompt, reply = tokenizer.encode("<|im_start|>assistant\n"), tokenizer.encode("Hello<|im_end|>")
     journal = write(episode(0, turn(prompt, reply), turn([*prompt, *tokenizer.encode("Bye<|im_end|>")], reply)))
     lines = printed(capsys, "episodes", "show", journal, "--tokenizer", tiny_model)
-    assert lines[8] == f"sequence 1 of 2: {len(prompt) + len(reply)} tokens, {len(reply)} sampled"
-    shown = [line.rpartition("  ")[2] for line in lines[10:] if "sampled  " in line or "context  " in line][: len(prompt) + len(reply)]
+    assert lines[9] == f"sequence 1 of 2: {len(prompt) + len(reply)} tokens, {len(reply)} sampled"
+    shown = [line.rpartition("  ")[2] for line in lines[11:] if "sampled  " in line or "context  " in line][: len(prompt) + len(reply)]
     assert shown[0] == "'<|im_start|>'"
     assert shown[-2:] == ["'Hello'", "'<|im_end|>'"]
     assert "".join(text[1:-1] for text in shown) == "<|im_start|>assistant\\nHello<|im_end|>"
     assert any(line.startswith("sequence 2 of 2, a fork: history") for line in lines)
+
+
+@pytest.mark.train
+def test_a_run_that_realigns_is_shown_realigned(capsys, tiny_model):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+    prompt, reply = tokenizer.encode("assistant\n"), tokenizer.encode("Hello<|im_end|>")
+    spelled = [token for letter in "assistant\n" for token in tokenizer.encode(letter)]
+    assert spelled != prompt
+    journal = write(episode(0, turn(prompt, reply), turn([*spelled, *reply, *prompt], reply)))
+    configure()
+    assert any(line.startswith("sequence 2 of 2") for line in printed(capsys, "episodes", "show", journal, "--tokenizer", tiny_model))
+    configure(realign=True)
+    count = 2 * (len(prompt) + len(reply))
+    assert f"sequence 1 of 1, 1 turns realigned: {count} tokens, {2 * len(reply)} sampled" in printed(
+        capsys, "episodes", "show", journal, "--tokenizer", tiny_model
+    )
 
 
 def test_a_journal_that_is_not_there(refused):

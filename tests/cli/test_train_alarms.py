@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from art_gym import Reply, ToolEnv, say, tool
-from art_gym.cli.config import RunConfig
 from art_gym.cli.live import LiveTable
 from art_gym.cli.report import read_evaluations, read_metrics
 from art_gym.errors import RunStopped
@@ -85,24 +84,13 @@ class NoEngine:
 
 
 @pytest.fixture
-def train(tiny_model, monkeypatch):
+def train(tiny_model, configured, monkeypatch):
     """Train two batches, or what is left of them; gives what was shown. The sampler's log-probabilities are far off, which raises an alarm."""
     gymnasium.register("test/Letters-v0", entry_point=Letters)
     monkeypatch.setattr(_train, "Serving", NoEngine)
 
     def run(folder, **sections) -> str:
-        folder.mkdir(exist_ok=True)
-        config = RunConfig.from_values(
-            {
-                "env": {"id": "test/Letters-v0"},
-                "model": {"name": str(tiny_model), "dtype": "float32", "lora_rank": 4, "lora_alpha": 8},
-                "warm_start": {"enabled": False},
-                "grpo": {"batches": 2, "groups_per_batch": 2, "steps_per_batch": 2, "group_size": 4, "learning_rate": 1e-2},
-                "evaluation": {"n": 2},
-                **sections,
-            }
-        )
-        config.save(folder / "config.yaml")
+        config = configured(folder, "test/Letters-v0", **sections)
         screen = io.StringIO()
         with LiveTable("test", console=Console(file=screen, width=200)) as live:
             try:

@@ -38,18 +38,12 @@ class Run(_Run):
         self.serving, self.token_budget = SimpleNamespace(asleep=nullcontext), 1000
         self.tokenizer = SimpleNamespace(decode=lambda ids, **_: str(ids))
         self._trainer = SimpleNamespace(take_statistics=BatchStatistics, save=save)
-        self._train_pool = []
+        # In plain order, so that a scenario is known by its place.
+        self._practice = SimpleNamespace(take=lambda first, count: [Scenario(str(number), number) for number in range(first, first + count)])
         self.calls, self.kill_at, self.failing = [], kill_at, failing
 
     def _publish(self, step):
         return SimpleNamespace(version=f"tiny@{step}", difference=0.0, seconds=0.0)
-
-    def _split(self, split, most):
-        return [Scenario(str(number), number) for number in range(1000)]
-
-    def _practice(self, first, count):
-        # In plain order, so that a scenario is known by its place.
-        return [Scenario(str(number), number) for number in range(first, first + count)]
 
     def _play(self, agent, scenarios, label, *, group_size, detail=""):
         if len(self.calls) == self.kill_at:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,28 +72,18 @@ def finish(process: subprocess.Popen[bytes]) -> None:
     assert process.returncode == 0, output.decode()[-4000:]
 
 
-def configured(folder: Path, model: Path, *, env_id: str = "test/Vowels-v0", warm_steps: int = 0, **grpo: Any) -> RunConfig:
-    folder.mkdir()
-    config = RunConfig.from_values(
-        {
-            "env": {"id": env_id},
-            "model": {"name": str(model), "dtype": "float32", "lora_rank": 4, "lora_alpha": 8},
-            "engine": {"max_model_len": 512, "kv_cache_gib": 0.5},
-            "rollout": {"max_tokens": 12, "concurrency": 8},
-            "warm_start": {"enabled": warm_steps > 0, "steps": max(warm_steps, 1)},
-            "grpo": {"groups_per_batch": 2, "steps_per_batch": 2, "group_size": 4, "learning_rate": 1e-2, "token_budget": 400} | grpo,
-            "evaluation": {"n": 4},
-        }
-    )
-    config.save(folder / "config.yaml")
-    return config
+SERVED: dict[str, dict[str, Any]] = {
+    "engine": {"max_model_len": 512, "kv_cache_gib": 0.5},
+    "rollout": {"max_tokens": 12, "concurrency": 8},
+    "evaluation": {"n": 4},
+}
 
 
 @pytest.fixture(scope="module")
-def finished_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tiny_model: Path, configured: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed once after its first batch, and then went on to its end."""
     folder = tmp_path_factory.mktemp("runs") / "killed"
-    configured(folder, tiny_model, batches=3)
+    configured(folder, "test/Vowels-v0", **SERVED, grpo={"batches": 3, "token_budget": 400})
     process = start(folder, tiny_model)
     deadline = time.monotonic() + 300
     while not (folder / "checkpoints" / "step-0001").exists():
@@ -197,9 +188,12 @@ def test_a_finished_run_that_goes_on_changes_nothing(finished_run: Path, tiny_mo
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_the_lora_publisher_trains_the_same_way_after_a_warm_start(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_lora_publisher_trains_the_same_way_after_a_warm_start(
+    tiny_model: Path, configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     folder = tmp_path / "lora"
-    configured(folder, tiny_model, batches=2, publisher="lora", env_id="art_gym/GuessNumber-v0", warm_steps=2)
+    grpo = {"batches": 2, "publisher": "lora", "token_budget": 400}
+    configured(folder, "art_gym/GuessNumber-v0", **SERVED, warm_start={"enabled": True, "steps": 2}, grpo=grpo)
     finish(start(folder, tiny_model))
     rows = read_metrics(folder)
     assert [row["policy"] for row in rows] == ["tiny@0", "tiny@1"]

@@ -23,6 +23,8 @@ from art_gym_trainers.sequences import TokenSequence  # noqa: E402
 pytestmark = pytest.mark.train
 
 TEMPERATURE = 0.7
+BUDGETS = (10_000, 150, 1)
+"""Most tokens of a pass: a whole step's, a few episodes', one episode's."""
 
 tokenizer = functools.cache(load_tokenizer)
 
@@ -97,20 +99,35 @@ class Episode:
             self.reference = torch.cat([scores(model, row)[0] for row in rows])
 
 
-def policy_terms(episode: Episode, loss_type: str, level: str, low: float, high: float) -> Any:
+def ratios(episode: Episode, level: str) -> Any:
     log_ratio = episode.new - episode.old
-    ratio = log_ratio.exp() if level == "token" else log_ratio.mean().exp().expand(len(log_ratio))
-    advantages = episode.advantages
+    return log_ratio.exp() if level == "token" else log_ratio.mean().exp().expand(len(log_ratio))
+
+
+def policy_terms(
+    episode: Episode,
+    loss_type: str,
+    level: str,
+    low: float,
+    high: float,
+    correction: Callable[[Any], Any] | None = None,
+    delta: float | None = None,
+) -> Any:
+    ratio, advantages = ratios(episode, level), episode.advantages
     if loss_type == "cispo":
         return -ratio.clamp(max=high).detach() * advantages * episode.new
     if loss_type == "sapo":
         sharpness = torch.where(advantages > 0, 1.0, 1.05)
         return -torch.sigmoid(sharpness * (ratio - 1)) * 4 / sharpness * advantages
     if loss_type == "vespo":
-        log_w = log_ratio.detach().sum().clamp(math.log(1e-8), 20)
+        # The whole episode's weight, the sampler's difference included: the product of its tokens' weights (arXiv 2602.10693).
+        corrected = 0.0 if correction is None else correction(episode.old - episode.sampled).log().sum()
+        log_w = ((episode.new.detach() - episode.old).sum() + corrected).clamp(math.log(1e-8), 20)
         k, rate = torch.where(advantages >= 0, 2.0, 3.0), torch.where(advantages >= 0, 3.0, 2.0)
         return -torch.exp(rate + k * log_w - rate * log_w.exp()) * advantages * episode.new
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    # arXiv 2505.07291, section 3.4: a negative advantage's ratio, which the minimum alone bounds only below, is at most delta.
+    bounded = ratio if delta is None else torch.where(advantages < 0, ratio.clamp(max=delta), ratio)
+    return -torch.min(bounded * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
 
 
 def average(terms: list[Any], loss_type: str) -> Any:
@@ -136,6 +153,7 @@ def independent_loss(
     off_policy: float | None = None,
     entropy_coef: float = 0.0,
     keep_uncertain: float = 1.0,
+    delta: float | None = None,
     low: float = 0.2,
     high: float = 0.28,
 ) -> Any:
@@ -148,19 +166,38 @@ def independent_loss(
     floor = torch.quantile(entropies.detach(), 1 - keep_uncertain) if keep_uncertain < 1 else -math.inf
     terms = []
     for episode in episodes:
-        values = policy_terms(episode, loss_type, level, low, high)
+        values = policy_terms(episode, loss_type, level, low, high, correction, delta)
         if off_policy is not None:
             far = (episode.sampled - episode.new.detach()).mean() > off_policy
             values = values * ~((episode.advantages < 0) & far)
         values = values * (episode.entropies.detach() >= floor)
-        if correction is not None:
+        if correction is not None and loss_type != "vespo":
             values = values * correction(episode.old - episode.sampled)
         if kl_coef:
             gap = episode.reference - episode.new
             # TRL weights the KL by the probability ratio (arXiv 2512.02556).
-            values = values + kl_coef * (gap.exp() - gap - 1) * (episode.new - episode.old).exp()
+            values = values + kl_coef * (gap.exp() - gap - 1) * ratios(episode, level)
         terms.append(values)
     return average(terms, loss_type) - entropy_coef * entropies[entropies >= floor].mean()
+
+
+def sampled_nearby(policy: Any, rows: list[Row], shift: float = 0.0) -> list[Any]:
+    """Record log-probabilities near the policy's own, as a sampler's are; gives the policy's."""
+    with torch.no_grad():
+        own = [scores(policy, row)[0] for row in rows]
+    for row, values in zip(rows, own, strict=True):
+        flags = torch.tensor(row.sequence.sampled)
+        near = torch.zeros(len(row.sequence)).masked_scatter(flags, values + shift + 0.2 * torch.randn(len(values)))
+        row.sequence.logprobs[:] = near.tolist()
+    return own
+
+
+def move(policy: Any) -> None:
+    """Change the policy a little, as an optimiser step does."""
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.01 * torch.randn_like(parameter))
 
 
 def gradients_of(policy: Any) -> Any:
@@ -187,7 +224,7 @@ def test_loss_and_gradients_equal_an_independent_computation_however_the_step_is
     # For cispo it is the largest ratio itself.
     high = 1.5 if loss_type == "cispo" else 0.28
     expected = independent_loss(policy, rows, loss_type, high=high)
-    for token_budget in (10_000, 150, 1):
+    for token_budget in BUDGETS:
         trainer = trainer_of(policy, tiny_model, tmp_path, token_budget=token_budget, loss_type=loss_type, clip_high=high)
         compare(trainer, policy, rows, expected)
 
@@ -229,17 +266,45 @@ def test_the_samplers_difference_is_corrected_from_the_policy_at_the_batchs_star
     trainer = trainer_of(
         policy, tiny_model, tmp_path, token_budget=token_budget, importance_correction=importance_correction, importance_max=1.1
     )
-    with torch.no_grad():
-        old = [scores(policy, row)[0] for row in rows]
-        for row, values in zip(rows, old, strict=True):  # near the trainer's, as a sampler's are
-            flags = torch.tensor(row.sequence.sampled)
-            near = torch.zeros(len(row.sequence)).masked_scatter(flags, values + 0.2 * torch.randn(len(values)))
-            row.sequence.logprobs[:] = near.tolist()
-        scored = trainer.score(rows)
-        for parameter in policy.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.01 * torch.randn_like(parameter))
+    old = sampled_nearby(policy, rows)
+    scored = trainer.score(rows)
+    move(policy)
     compare(trainer, policy, scored, independent_loss(policy, rows, correction=correction, old=old))
+
+
+@pytest.mark.parametrize(("loss_type", "level"), [("vespo", "token"), ("cispo", "token"), ("dr_grpo", "token"), ("luspo", "sequence")])
+def test_every_kind_of_loss_is_corrected(policy: Any, tiny_model: Path, tmp_path: Path, loss_type: Any, level: str) -> None:
+    rows = random_rows(shared=20, forked=True)
+    high = 1.05 if loss_type == "cispo" else 0.28
+    options = {"importance_correction": "token_truncate", "importance_max": 1.1, "importance_sampling_level": level}
+    trainer = trainer_of(policy, tiny_model, tmp_path, loss_type=loss_type, clip_high=high, **options)
+    old = sampled_nearby(policy, rows)
+    scored = trainer.score(rows)
+    move(policy)
+    expected = independent_loss(policy, rows, loss_type, level=level, correction=lambda gap: gap.exp().clamp(max=1.1), old=old, high=high)
+    for trainer.token_budget in BUDGETS:
+        compare(trainer, policy, scored, expected)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
+def test_the_kl_of_whole_episodes_is_weighted_by_their_ratio(policy: Any, tiny_model: Path, tmp_path: Path, loss_type: Any) -> None:
+    rows = random_rows(shared=20, forked=True)
+    expected = independent_loss(policy, rows, loss_type, level="sequence", kl_coef=0.3)
+    options = {"importance_sampling_level": "sequence", "kl_coef": 0.3, "loss_type": loss_type}
+    trainer = trainer_of(policy, tiny_model, tmp_path, **options)
+    for trainer.token_budget in BUDGETS:
+        compare(trainer, policy, rows, expected)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_delta_bounds_the_ratio_of_negative_advantages(policy: Any, tiny_model: Path, tmp_path: Path, level: str) -> None:
+    rows = random_rows(shared=20, forked=True)
+    sampled_nearby(policy, rows, shift=-0.5)
+    expected = independent_loss(policy, rows, level=level, delta=1.4)
+    assert expected.item() != pytest.approx(independent_loss(policy, rows, level=level).item(), rel=1e-3)
+    trainer = trainer_of(policy, tiny_model, tmp_path, importance_sampling_level=level, delta=1.4)
+    for trainer.token_budget in BUDGETS:
+        compare(trainer, policy, rows, expected)
 
 
 @pytest.mark.parametrize("token_budget", [10_000, 1])
@@ -276,6 +341,8 @@ def test_episodes_far_off_the_policy_are_left_out_whole(policy: Any, tiny_model:
         ({"use_adaptive_entropy": True}, "gives each micro-batch"),
         ({"loss_type": "cispo"}, "clip_high=0.28 would cut every ratio"),
         ({"loss_type": "vespo", "importance_correction": "sequence_mask"}, "vespo weights whole episodes itself"),
+        ({"delta": 1.28}, "delta=1.28 is no more than 1 \\+ clip_high=1.28"),
+        ({"loss_type": "cispo", "clip_high": 5.0, "delta": 7.0}, "delta isn't part of cispo"),
         ({"beta": 0.1}, "beta is called kl_coef here"),
         ({"epsilon_high": 0.1}, "epsilon_high is called clip_high here"),
         ({"logging_steps": 10}, "would leave out figures that a run reports and is stopped by"),

@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 
 from art_gym.errors import UsageError  # noqa: E402
 from art_gym_trainers import memory  # noqa: E402
+from art_gym_trainers.grpo import grpo_config  # noqa: E402
 from art_gym_trainers.memory import GIB, PassMemory, choose_budget, measure  # noqa: E402
+from art_gym_trainers.passes import prepare_passes  # noqa: E402
 from art_gym_trainers.policy import load_policy  # noqa: E402
 from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring  # noqa: E402
 
@@ -102,3 +104,12 @@ def test_pairs_of_tokens_count_where_attention_keeps_them() -> None:
 def test_what_does_not_fit_is_told_with_the_way_out(wanted: int | None, free: int, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         choose_budget(NEEDS, wanted, free)
+
+
+def test_a_policy_that_is_prepared_twice_is_measured_alike(tiny_model: Path, tmp_path: Path) -> None:
+    policy = load_policy(tiny_model, dtype="float32")
+    args = grpo_config(tmp_path, gradient_checkpointing=True)
+    first, again = (prepare_passes(policy, args, 600, free=lambda: 10**12) for _ in range(2))
+    assert first == again
+    assert (first.kind, first.token_budget, first.free) == (TreeBatch, 600, 10**12)
+    assert policy.is_gradient_checkpointing

@@ -77,6 +77,27 @@ def test_the_first_loss_is_the_mean_over_what_the_assistant_says(tiny_model: Pat
     assert losses == [pytest.approx(sum(terms) / len(terms), abs=1e-4)]
 
 
+def test_a_step_is_the_same_however_the_token_budget_cuts_it(tiny_model: Path, tmp_path: Path) -> None:
+    tokenizer, episodes = load_tokenizer(tiny_model), scripted_episodes(6)
+    lengths = [len(example["input_ids"]) for example in episode_examples(episodes, tokenizer)]
+    assert len(set(lengths)) > 1  # else nothing is padded
+
+    def trained(token_budget: int | None) -> tuple[list[float], torch.Tensor]:
+        torch.manual_seed(0)
+        policy = load_policy(tiny_model, dtype="float32", lora_rank=4, lora_alpha=8)
+        losses: list[float] = []
+        options = {"output_dir": tmp_path, "batch_size": 3, "token_budget": token_budget}
+        warm_start(policy, tokenizer, episodes, **options, on_step=lambda step, steps, loss: losses.append(loss))
+        return losses, torch.cat([parameter.detach().flatten() for parameter in policy.parameters() if parameter.requires_grad])
+
+    losses, weights = trained(None)
+    assert len(losses) == 2
+    for token_budget in (1, 2 * max(lengths)):
+        other_losses, other_weights = trained(token_budget)
+        assert other_losses == pytest.approx(losses, abs=1e-5)
+        torch.testing.assert_close(other_weights, weights, rtol=0, atol=1e-5)
+
+
 def test_nothing_to_learn_from_is_an_error_before_training(tiny_model: Path, tmp_path: Path) -> None:
     failed = Episode("e", "x", Scenario("s", 0), failure=Failure("environment", "boom"))
     with pytest.raises(UsageError, match="no scripted episode finished"):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from art_gym._files import sync
 from art_gym.errors import UsageError
 
 FORMAT_VERSION = 2
@@ -99,11 +100,11 @@ def writing(parent: Path, step: int, details: Mapping[str, Any], *, needs: Seque
         manifest = {"format": FORMAT_VERSION, "step": step, "time": time.time(), "details": dict(details), "files": files}
         (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         for path in [*scratch.rglob("*"), scratch]:
-            _sync(path)
+            sync(path)
         if final.exists():
             _remove(final)
         os.replace(scratch, final)
-        _sync(parent)
+        sync(parent)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -234,11 +235,3 @@ def _difference(path: Path, facts: Mapping[str, Any]) -> str:
     if found["size"] != facts.get("size"):
         return f"has {found['size']:,} bytes and not the {facts.get('size'):,} that were written"
     return "" if found["sha256"] == facts.get("sha256") else "has another checksum than when it was written"
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

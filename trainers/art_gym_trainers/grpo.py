@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
 from art_gym.errors import UsageError
-from art_gym_trainers.lora import fuse_lora
 from art_gym_trainers.losses import LOSS_TYPES, ImportanceCorrection, LossType, StepSize, clipped, importance_ratio, share
-from art_gym_trainers.memory import choose_budget, free_bytes, measure
+from art_gym_trainers.memory import free_bytes
 from art_gym_trainers.micro_batches import collate, episodes_of, micro_batches, sampled_tokens
+from art_gym_trainers.passes import prepare_passes
 from art_gym_trainers.policy import base_model, keep_trained_in_float32
 from art_gym_trainers.rows import Row
 from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
@@ -82,6 +82,13 @@ def grpo_config(
     if loss_type == "vespo" and importance_correction.startswith("sequence"):
         raise UsageError(
             f"vespo weights whole episodes itself, so that importance_correction can't be {importance_correction}; take token_truncate"
+        )
+    delta = overrides.get("delta")
+    if delta is not None and loss_type in ("cispo", "sapo", "vespo"):
+        raise UsageError(f"delta isn't part of {loss_type}, which bounds ratios in its own way; leave it out")
+    if delta is not None and delta <= 1 + clip_high:
+        raise UsageError(
+            f"delta={delta} is no more than 1 + clip_high={1 + clip_high:g}, so that it would bound what clip_high should; give more, such as 4"
         )
     for name, own in _OWN_NAMES.items():
         if name in overrides:
@@ -209,15 +216,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         super().__init__(model, _no_reward, args, train_dataset=prompts, processing_class=processing_class, **kwargs)
         if isinstance(self.model, PeftModel):
             keep_trained_in_float32(self.model)
-        self._batch = self._agreed_batch()
-        fuse_lora(self.model)
-        if args.gradient_checkpointing:
-            # As transformers does when training begins; what passes take depends on it.
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs)
         self.remove_callback(PrinterCallback)
         self.batches = batches
-        self.pass_memory = measure(self.model, self._batch, vocabulary=self.model.get_output_embeddings().weight.shape[0])
-        self.token_budget = choose_budget(self.pass_memory, token_budget, self._agreed_free_bytes())
+        passes = prepare_passes(self.model, args, token_budget, kind=self._agreed_batch(), free=self._agreed_free_bytes)
+        self._batch, self.pass_memory, self.token_budget = passes.kind, passes.memory, passes.token_budget
         # TRL multiplies the loss by the correction's ratio where it believes that vLLM sampled, as it did; TRL itself calls none.
         self.use_vllm = args.vllm_importance_sampling_correction
         # Ours to add: TRL's is a mean over a micro-batch's tokens, which depends on how the step is cut.

@@ -67,6 +67,7 @@ def warm_start(
     epochs: float = 1.0,
     seed: int = 0,
     bf16: bool = False,
+    token_budget: int | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> float:
     """Train a policy on scripted episodes, in place, with TRL's SFTTrainer.
@@ -81,6 +82,8 @@ def warm_start(
         epochs: Passes over the episodes.
         seed: Of the order of the episodes.
         bf16: Whether passes are computed in bfloat16, by autocast; for a model all of whose weights are trained.
+        token_budget: Most tokens of one forward and backward pass, padding included; a longer episode goes alone. An optimiser step is the same
+            however it is cut. None computes each step in one pass.
         on_step: Called after each optimiser step with its number, the number of all, and the loss.
 
     Returns:
@@ -120,16 +123,47 @@ def warm_start(
     if isinstance(model, PeftModel):
         keep_trained_in_float32(model)
     trainer.batch = add_scoring(base_model(model))
+    trainer.token_budget = token_budget
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     tail = losses.values[-max(1, len(losses.values) // 4) :]
     return sum(tail) / len(tail)
 
 
+def passes(lengths: Sequence[int], token_budget: int | None) -> list[list[int]]:
+    """Cut rows of these lengths into passes whose padded size, rows times the longest, fits the budget; a longer row goes alone.
+
+    >>> passes([4, 9, 3, 30], token_budget=10)
+    [[2, 0], [1], [3]]
+    >>> passes([4, 9, 3, 30], token_budget=None)
+    [[0, 1, 2, 3]]
+    """
+    if token_budget is None:
+        return [list(range(len(lengths)))]
+    cut: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        # In this order, the row at hand is the longest so far.
+        if cut and (len(cut[-1]) + 1) * lengths[index] <= token_budget:
+            cut[-1].append(index)
+        else:
+            cut.append([index])
+    return cut
+
+
 class _SFTTrainer(trl.SFTTrainer):
     """Scores only what the assistant says; TRL's own loss sends every position through the head on a CPU."""
 
     batch: type[TreeBatch] | type[PaddedBatch]
+    token_budget: int | None
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Gradients of a step, pass by pass; each divides by the step's learned tokens, so that they add up to the mean over all of these."""
+        if num_items_in_batch is None:
+            num_items_in_batch = (inputs["labels"] != IGNORED).sum()
+        total = torch.zeros((), device=self.args.device)
+        for rows in passes(inputs["attention_mask"].sum(1).tolist(), self.token_budget):
+            total += super().training_step(model, {name: values[rows] for name, values in inputs.items()}, num_items_in_batch)
+        return total
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         lengths = inputs["attention_mask"].sum(1).tolist()

@@ -1,0 +1,66 @@
+"""A policy made ready for training's passes, and how long these may be. The rule for the length is `art_gym_trainers.memory`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from art_gym_trainers.lora import fuse_lora
+from art_gym_trainers.memory import PassMemory, choose_budget, free_bytes, measure
+from art_gym_trainers.policy import base_model
+from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+    from trl import GRPOConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What training's passes are.
+
+    Attributes:
+        kind: What the policy scores.
+        memory: What passes take.
+        token_budget: Most tokens of one.
+        free: Bytes that were free when the budget was chosen; None if unknown.
+    """
+
+    kind: type[TreeBatch] | type[PaddedBatch]
+    memory: PassMemory
+    token_budget: int
+    free: int | None
+
+
+def prepare_passes(
+    policy: PeftModel | PreTrainedModel,
+    args: GRPOConfig,
+    token_budget: int | None,
+    *,
+    kind: type[TreeBatch] | type[PaddedBatch] | None = None,
+    free: Callable[[], int | None] | None = None,
+) -> Passes:
+    """Make the policy score and recompute as it does in training, measure its passes, and choose their length; done twice, it changes nothing.
+
+    Args:
+        policy: Changed in place.
+        args: Says whether layers are recomputed.
+        token_budget: The number that is wanted; None to choose one.
+        kind: What several processes agreed on; by default what this one's policy takes.
+        free: Tells the free bytes, once the passes are measured; by default those of the policy's device.
+
+    Raises:
+        UsageError: Passes of so many tokens don't fit into memory.
+    """
+    base = base_model(policy)
+    if kind is None:
+        kind = add_scoring(base)
+    fuse_lora(policy)
+    if args.gradient_checkpointing:
+        # As transformers does when training begins; what passes take depends on it.
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs)
+    memory = measure(policy, kind, vocabulary=base.get_output_embeddings().weight.shape[0])
+    available = free_bytes(base.device) if free is None else free()
+    return Passes(kind, memory, choose_budget(memory, token_budget, available), available)
