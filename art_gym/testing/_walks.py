@@ -22,6 +22,7 @@ from art_gym.testing.strategies import actions, broken_actions, scenarios, start
 
 _SHORT, _LONG = 8, 40
 _WORDS = 60
+_TELLING = 2
 _DRAWS = 8
 _KNOWN_SCENARIOS = 16
 _WORD = re.compile(r"\w{1,40}(?:-\w{1,40})*")
@@ -97,9 +98,11 @@ def _words(messages: Any) -> Iterator[str]:
 
 
 def _action_lists(space: gymnasium.Space[Any], words: tuple[str, ...]) -> SearchStrategy[list[Any]]:
-    """Lists of actions, three of four of them well-formed, and one list in six a long one."""
+    """Lists of actions, three of four of them well-formed; of six lists one is long, and two begin with the first words, if known."""
     good, bad = actions(space, words=words), broken_actions(space, words=words)
     broken_one = 4 if isinstance(space, ToolCallSpace) else 0
+    # An answer is most often asked for by the start's most telling words, and counts before anything else was done.
+    telling = actions(space, words=words[:_TELLING]) if words else good
 
     @st.composite
     def action(draw: DrawFn) -> Any:
@@ -107,4 +110,6 @@ def _action_lists(space: gymnasium.Space[Any], words: tuple[str, ...]) -> Search
 
     short = st.lists(action(), max_size=_SHORT)
     long = st.lists(action(), min_size=_SHORT, max_size=_LONG)
-    return st.integers(0, 5).flatmap(lambda number: long if number == 5 else short)
+    told = st.tuples(telling, short).map(lambda drawn: [drawn[0], *drawn[1]])
+    kinds = [short, short, short, told, told, long] if words else [short, short, short, short, short, long]
+    return st.integers(0, len(kinds) - 1).flatmap(kinds.__getitem__)
