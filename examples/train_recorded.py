@@ -15,7 +15,8 @@ from pathlib import Path
 
 from art_gym import EpisodeGroup
 from art_gym.store import EpisodeStore
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config
+from art_gym_trainers.grpo import GRPOTrainer
+from art_gym_trainers.grpo_config import grpo_config
 from art_gym_trainers.models import resolve
 from art_gym_trainers.policy import load_policy, load_tokenizer
 from art_gym_trainers.rows import Row, batch_rows, split_steps

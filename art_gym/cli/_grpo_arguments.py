@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_gym.cli.config import RunConfig
 from art_gym.errors import UsageError
-from art_gym_trainers.grpo import grpo_config
+from art_gym_trainers.grpo_config import grpo_config
 
 if TYPE_CHECKING:
     from trl import GRPOConfig

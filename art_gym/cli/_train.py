@@ -143,6 +143,11 @@ class _Run:
             f"training in passes of at most {self.token_budget} tokens, which take up to {memory.peak(self.token_budget) / GIB:.1f} GiB"
         )
         longest = self.config.engine.max_model_len
+        if passes.longest_row is not None and longest > passes.longest_row:
+            raise UsageError(
+                f"engine.max_model_len={longest}: beyond {passes.longest_row} tokens this model's rotary embedding depends on a pass's longest "
+                f"row, so that training would depend on how steps are cut; set it to at most {passes.longest_row}"
+            )
         if free is not None and longest > self.token_budget and memory.peak(longest) > free:
             self.live.note(
                 f"warning: an episode of engine.max_model_len={longest} tokens would take {memory.peak(longest) / GIB:.1f} GiB to train on"

@@ -28,7 +28,8 @@ import torch
 import trl
 from datasets import Dataset
 
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config
+from art_gym_trainers.grpo import GRPOTrainer
+from art_gym_trainers.grpo_config import grpo_config
 from art_gym_trainers.models import resolve
 from art_gym_trainers.policy import base_model, load_policy, load_tokenizer
 from art_gym_trainers.rows import Row

@@ -25,7 +25,8 @@ from art_gym.cli.report import read_evaluations, read_metrics  # noqa: E402
 from art_gym.episodes import EpisodeGroup  # noqa: E402
 from art_gym.store import EpisodeStore  # noqa: E402
 from art_gym_trainers import checkpoints  # noqa: E402
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config  # noqa: E402
+from art_gym_trainers.grpo import GRPOTrainer  # noqa: E402
+from art_gym_trainers.grpo_config import grpo_config  # noqa: E402
 from art_gym_trainers.policy import load_policy, load_tokenizer, token_logprobs  # noqa: E402
 from art_gym_trainers.rows import batch_rows  # noqa: E402
 

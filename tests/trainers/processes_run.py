@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from art_gym.errors import UsageError
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config
+from art_gym_trainers.grpo import GRPOTrainer
+from art_gym_trainers.grpo_config import grpo_config
 from art_gym_trainers.policy import load_policy, load_tokenizer
 from art_gym_trainers.rows import Row
 from art_gym_trainers.sequences import TokenSequence

@@ -14,7 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from art_gym.errors import UsageError  # noqa: E402
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config  # noqa: E402
+from art_gym_trainers.grpo import GRPOTrainer  # noqa: E402
+from art_gym_trainers.grpo_config import grpo_config  # noqa: E402
 from art_gym_trainers.losses import LOSS_TYPES, clipped  # noqa: E402
 from art_gym_trainers.policy import load_policy, load_tokenizer, token_logprobs  # noqa: E402
 from art_gym_trainers.rows import Row  # noqa: E402
@@ -388,6 +389,13 @@ def test_what_is_cut_follows_the_loss() -> None:
 def test_two_episodes_of_one_id_are_told(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two episodes of an optimiser step have the id 'e0'; give the runner a journal"):
         trainer_of(policy, tiny_model, tmp_path).training_step(policy, {"rows": random_rows(2) + random_rows(1, seed=3)})
+
+
+def test_a_row_whose_scores_would_depend_on_the_pass_is_told(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(policy, tiny_model, tmp_path)
+    trainer._longest_row = 20
+    with pytest.raises(UsageError, match=r"a row has \d+ tokens, and beyond 20 this model's rotary embedding"):
+        trainer.training_step(policy, {"rows": random_rows(2, shared=30)})
 
 
 def test_without_a_step_there_are_no_figures_rather_than_zeros(policy: Any, tiny_model: Path, tmp_path: Path) -> None:

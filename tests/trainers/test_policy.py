@@ -13,7 +13,8 @@ from peft import PeftModel  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from art_gym.errors import UsageError  # noqa: E402
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config  # noqa: E402
+from art_gym_trainers.grpo import GRPOTrainer  # noqa: E402
+from art_gym_trainers.grpo_config import grpo_config  # noqa: E402
 from art_gym_trainers.policy import load_policy, load_saved, load_tokenizer, token_logprobs  # noqa: E402
 from art_gym_trainers.publish import merged_state  # noqa: E402
 from art_gym_trainers.rows import Row  # noqa: E402

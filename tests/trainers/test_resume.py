@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from art_gym_trainers import checkpoints  # noqa: E402
-from art_gym_trainers.grpo import GRPOTrainer, grpo_config  # noqa: E402
+from art_gym_trainers.grpo import GRPOTrainer  # noqa: E402
+from art_gym_trainers.grpo_config import grpo_config  # noqa: E402
 from art_gym_trainers.policy import load_policy, load_tokenizer  # noqa: E402
 from art_gym_trainers.rows import Row  # noqa: E402
 from art_gym_trainers.sequences import TokenSequence  # noqa: E402

@@ -42,7 +42,7 @@ from transformers import (  # noqa: E402
 
 from art_gym_trainers import scoring  # noqa: E402
 from art_gym_trainers.lora import fuse_lora  # noqa: E402
-from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring  # noqa: E402
+from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring, longest_row  # noqa: E402
 from art_gym_trainers.tree_attention import NAME  # noqa: E402
 
 pytestmark = pytest.mark.train
@@ -271,3 +271,36 @@ def test_a_head_whose_logits_come_in_pieces(monkeypatch: pytest.MonkeyPatch, fro
     wanted = [states] if frozen else [states, head.weight]
     actual = torch.autograd.grad((logprobs * weights).sum(), wanted)
     torch.testing.assert_close(actual, torch.autograd.grad((expected.log_prob(targets) * weights).sum(), wanted))
+
+
+ORIGINAL = {"rope_theta": 1e4, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e4}, None),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, None),
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 128),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 2.0, **ORIGINAL}, 64),
+    ],
+    ids=lambda value: value["rope_type"] if isinstance(value, dict) else "",
+)
+def test_rows_are_bounded_where_positions_depend_on_the_longest(rope: dict[str, Any], limit: int | None) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    assert longest_row(model) == limit
+    kind = add_scoring(model)
+    short = [place % VOCABULARY for place in range(20)]
+
+    def beside(length: int) -> Any:
+        rows = [short, [3 * place % VOCABULARY for place in range(length)]]
+        return model(batch=kind.build(rows, [[False] + [True] * 19, [False] * length]))[0]
+
+    with torch.no_grad():
+        torch.testing.assert_close(beside(limit or 128), beside(5), rtol=1e-4, atol=1e-4)
+        if limit is not None:
+            assert not torch.allclose(beside(4 * limit), beside(5), rtol=1e-2, atol=1e-2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from art_gym_trainers.lora import fuse_lora
 from art_gym_trainers.memory import PassMemory, choose_budget, free_bytes, measure
 from art_gym_trainers.policy import base_model
-from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
+from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring, longest_row
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -26,12 +26,14 @@ class Passes:
         memory: What passes take.
         token_budget: Most tokens of one.
         free: Bytes that were free when the budget was chosen; None if unknown.
+        longest_row: Most tokens of a row, where the model sets a bound (`art_gym_trainers.scoring.longest_row`).
     """
 
     kind: type[TreeBatch] | type[PaddedBatch]
     memory: PassMemory
     token_budget: int
     free: int | None
+    longest_row: int | None
 
 
 def prepare_passes(
@@ -63,4 +65,4 @@ def prepare_passes(
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs)
     memory = measure(policy, kind, vocabulary=base.get_output_embeddings().weight.shape[0])
     available = free_bytes(base.device) if free is None else free()
-    return Passes(kind, memory, choose_budget(memory, token_budget, available), available)
+    return Passes(kind, memory, choose_budget(memory, token_budget, available), available, longest_row(base))

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,6 +198,25 @@ def _no_tree(model: PreTrainedModel) -> str | None:
     if getattr(model.config.get_text_config(), "attention_chunk_size", None):
         return "attends by chunks of positions, which a token tree has not"
     return None
+
+
+def longest_row(model: torch.nn.Module) -> int | None:
+    """Most tokens of a row that is scored alike whatever else its pass holds; None if any row is.
+
+    Two kinds of rotary embedding, "dynamic" and "longrope", turn all of a pass otherwise once its longest row is longer than what the model was
+    first trained for.
+    """
+    limits: list[int] = []
+    modules: Iterable[Any] = model.modules()
+    for module in modules:
+        kinds = getattr(module, "rope_type", None)
+        for layer, kind in (kinds if isinstance(kinds, dict) else {None: kinds}).items():
+            if kind == "longrope":
+                settings = module.config.rope_parameters
+                limits.append((settings if layer is None else settings[layer])["original_max_position_embeddings"])
+            elif isinstance(kind, str) and "dynamic" in kind:
+                limits.append(module.original_max_seq_len)
+    return min(limits, default=None)
 
 
 class _Trial:
