@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from art_gym._render import lines_of
-from art_gym.cli._journals import bare, latest, worth
+from art_gym.cli._journals import Worth, bare, latest, worth
 from art_gym.cli.config import RunConfig
 from art_gym.episodes import Episode
 from art_gym.errors import MissingExtra, MissingTokens, UsageError
@@ -55,7 +55,11 @@ def show(file: Path, episode_id: str | None, *, tokenizer: str | None, everythin
     """
     chosen, episodes = _choose(file, episode_id)
     decode = _decoder(tokenizer) if tokenizer else None
-    config = _config(file)
+    config, unknown = None, ""
+    try:
+        config = _config(file)
+    except UsageError as error:
+        unknown = f"it can't be known, since the run's settings can't be read: {error}"
     realign = config is not None and config.grpo.realign
     console = Console(highlight=False, soft_wrap=True)
     for line in _heading(chosen, len(episodes)):
@@ -65,7 +69,7 @@ def show(file: Path, episode_id: str | None, *, tokenizer: str | None, everythin
     except MissingTokens as error:
         console.print(_text(f"its tokens weren't recorded: {error}", "yellow"))
         sequences = []
-    found = worth(file, chosen, episodes, config.grpo if config else None)
+    found = Worth(None, unknown) if unknown else worth(file, chosen, episodes, config.grpo if config else None)
     if config and realign and decode is None and sequences:
         console.print(_text(f"the run realigns context, which takes its tokenizer to show: give --tokenizer {config.model.name}", "yellow"))
     if found.reason:
@@ -210,11 +214,13 @@ def _choose(file: Path, episode_id: str | None) -> tuple[Episode, list[Episode]]
 
 
 def _config(file: Path) -> RunConfig | None:
-    """The configuration of the run that wrote the journal; None if it's none of a run."""
-    try:
-        return RunConfig.load(file.absolute().parent.parent / "config.yaml")
-    except (UsageError, OSError):
-        return None
+    """The configuration of the run that wrote the journal; None if it's none of a run.
+
+    Raises:
+        UsageError: It can't be read, as another version may have written it.
+    """
+    path = file.absolute().parent.parent / "config.yaml"
+    return RunConfig.load(path) if path.is_file() else None
 
 
 def _decoder(name: str) -> Decode:

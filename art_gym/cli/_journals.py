@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from art_gym.cli.config import GRPOSection
@@ -40,10 +41,15 @@ def latest(file: Path) -> Iterator[Episode]:
     Raises:
         UsageError: There is no such journal, or nothing in it.
     """
-    last = {episode.id: number for number, episode in enumerate(_read(file))}
+    last: dict[str, int] = {}
+    count = 0
+    for episode in _read(file):
+        last[episode.id] = count
+        count += 1
     if not last:
         raise UsageError(f"{file} holds no whole episode; give a journal such as runs/first/episodes/train-0001.jsonl")
-    for number, episode in enumerate(_read(file)):
+    # What was written since isn't taken in: a run may be going on.
+    for number, episode in enumerate(islice(_read(file), count)):
         if last[episode.id] == number:
             yield episode
 

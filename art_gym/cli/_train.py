@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from art_gym._files import sync, sync_all
 from art_gym.cli import _standing
 from art_gym.cli._figures import batch_row
 from art_gym.cli._grpo_arguments import computes_in_bfloat16, grpo_arguments
@@ -137,7 +138,8 @@ class _Run:
         if saved is not None and wanted is None:
             wanted = int(saved.details["token_budget"])
         with self.serving.asleep():
-            passes = prepare_passes(self.policy, self._arguments, wanted)
+            reference = self.config.model.method == "full" and self.config.grpo.kl_coef > 0
+            self._passes = passes = prepare_passes(self.policy, self._arguments, wanted, reference=reference)
         memory, free, self.token_budget = passes.memory, passes.free, passes.token_budget
         self.live.note(
             f"training in passes of at most {self.token_budget} tokens, which take up to {memory.peak(self.token_budget) / GIB:.1f} GiB"
@@ -180,7 +182,10 @@ class _Run:
                 )
             scratch = self._warm_adapter.with_name(".warm-start.part")
             self.policy.save_pretrained(scratch)
+            # A run that goes on takes it for whole where it's there.
+            sync_all(scratch)
             scratch.rename(self._warm_adapter)
+            sync(self.checkpoints)
         if "warm_start" not in read_evaluations(self.folder):
             self._publish(0)
             self._evaluate("warm_start")
@@ -200,7 +205,8 @@ class _Run:
                     arguments,
                     batches=self._batches(done, self._next_scenario(saved)),
                     processing_class=self.tokenizer,
-                    token_budget=self.token_budget,
+                    # A plan that stood when the run began isn't refused in the middle of it.
+                    passes=self._passes,
                 )
             self._trainer = trainer
             trainer.train(resume_from_checkpoint=str(saved.folder) if saved else None)

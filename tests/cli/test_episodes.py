@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from art_gym import Scenario, call
-from art_gym.cli import _episodes, main
+from art_gym.cli import _episodes, _journals, main
 from art_gym.episodes import Episode, Failure, Turn
 from art_gym.store import EpisodeStore
 
@@ -192,6 +192,27 @@ def test_a_scenario_that_was_played_twice_makes_two_groups(capsys):
     played("train-0001", [1.0, 0.0], [5.0, 3.0], scenarios=["s", "s"])
     configure(advantage="group_mean")
     assert [shown(capsys, f"train-0001/{place}/0")[0] for place in (0, 1)] == ["+0.5000", "+1.0000"]
+
+
+def test_settings_that_cannot_be_read_are_not_guessed(journal, capsys):
+    Path("run/config.yaml").write_text("format: from another time\n")
+    lines = printed(capsys, "episodes", "show", str(journal))
+    told = [line for line in lines if "no advantage" in line]
+    assert len(told) == 1
+    assert told[0].startswith("no advantage: it can't be known, since the run's settings can't be read: ")
+
+
+def test_a_journal_that_grows_while_it_is_read(monkeypatch):
+    first, second, third = (episode(member, turn([5], [6])) for member in (0, 1, 2))
+    file = write(first, second)
+    read = _journals._read
+
+    def read_while_written(path):
+        yield from read(path)
+        write(third)
+
+    monkeypatch.setattr(_journals, "_read", read_while_written)
+    assert [found.id for found in _journals.latest(file)] == [first.id, second.id]
 
 
 def test_realigned_sequences_need_the_tokenizer(capsys):

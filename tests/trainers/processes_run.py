@@ -35,12 +35,19 @@ def group(number: int, size: int, rng: random.Random) -> list[Row]:
 
 def figures(trainer: GRPOTrainer) -> dict[str, Any]:
     statistics = trainer.take_statistics()
-    return {"losses": statistics.losses, "figures": statistics.to_dict()}
+    return {"losses": statistics.losses, "gradient_norms": statistics.gradient_norms, "figures": statistics.to_dict()}
 
 
 def train(model: Path, folder: Path, loss_type: Any, budget: int) -> None:
     policy = load_policy(model, dtype="float32", lora_rank=4, lora_alpha=8)
-    options: dict[str, Any] = {"kl_coef": 0.1, "importance_correction": "token_truncate", "entropy_coef": 0.01, "top_entropy_quantile": 0.8}
+    options: dict[str, Any] = {
+        "kl_coef": 0.1,
+        "importance_correction": "token_truncate",
+        "entropy_coef": 0.01,
+        "top_entropy_quantile": 0.8,
+    }
+    if loss_type == "cispo":
+        options["clip_high"] = 5.0
     config = grpo_config(folder / "scratch", learning_rate=1e-2, loss_type=loss_type, **options)
     rng = random.Random(0)
     # The second step is one micro-batch, of which one of two processes has none; the third batch is empty.

@@ -11,10 +11,11 @@ torch = pytest.importorskip("torch")
 
 from art_gym.errors import UsageError  # noqa: E402
 from art_gym_trainers import memory  # noqa: E402
+from art_gym_trainers.grpo import GRPOTrainer  # noqa: E402
 from art_gym_trainers.grpo_config import grpo_config  # noqa: E402
 from art_gym_trainers.memory import GIB, PassMemory, choose_budget, measure  # noqa: E402
 from art_gym_trainers.passes import prepare_passes  # noqa: E402
-from art_gym_trainers.policy import load_policy  # noqa: E402
+from art_gym_trainers.policy import load_policy, load_tokenizer  # noqa: E402
 from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring  # noqa: E402
 
 pytestmark = pytest.mark.train
@@ -60,6 +61,28 @@ def test_recomputed_layers_keep_their_inputs_and_one_layers_rest(policy: Any) ->
 
 def test_padded_rows_are_measured_too(policy: Any) -> None:
     assert measure(policy, PaddedBatch, vocabulary=49152).token_bytes > 0
+
+
+def test_copies_of_weights_and_a_reference_are_counted(tiny_model: Path) -> None:
+    whole = load_policy(tiny_model, method="full")
+    kind, count = add_scoring(whole), sum(parameter.numel() for parameter in whole.parameters())
+    plain = measure(whole, kind, vocabulary=10)
+    halved = measure(whole, kind, vocabulary=10, autocast=True, reference=True)
+    assert plain.other_bytes == 0
+    assert halved.other_bytes == 2 * count + 4 * count
+    assert halved.peak(0) - plain.peak(0) == 6 * count
+    # Of the products' inputs, all but the norms' are kept in half the size.
+    assert 0.4 * plain.token_bytes < halved.token_bytes < plain.token_bytes
+
+
+def test_a_plan_is_not_refused_once_the_run_goes_on(policy: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = grpo_config(tmp_path)
+    plan = prepare_passes(policy, arguments, 500)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1)
+    trainer = GRPOTrainer(policy, arguments, batches=[], processing_class=load_tokenizer(tiny_model), passes=plan)
+    assert trainer.token_budget == 500
+    with pytest.raises(UsageError, match=r"grpo\.token_budget=500"):
+        prepare_passes(policy, arguments, 500)
 
 
 def test_the_optimiser_keeps_a_gradient_and_two_moments(policy: Any) -> None:

@@ -42,7 +42,11 @@ def test_two_processes_take_the_steps_of_one(runs: tuple[Path, Path], loss_type:
     one, two = (torch.load(folder / loss_type / "out.pt") for folder in runs)
     assert one["steps"] == two["steps"] == 3
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-4, abs=1e-6)
-    assert two["figures"] == pytest.approx(one["figures"], rel=1e-3, abs=1e-5)
+    assert two["gradient_norms"] == pytest.approx(one["gradient_norms"], rel=1e-3)
+    # Some losses cut nothing, and have no figure for it.
+    known = {name: value for name, value in one["figures"].items() if value is not None}
+    assert {name for name, value in two["figures"].items() if value is not None} == set(known)
+    assert {name: two["figures"][name] for name in known} == pytest.approx(known, rel=1e-3, abs=1e-5)
     for name, weight in one["weights"].items():
         # Adam divides by the gradient's own size, so that its first steps magnify rounding.
         torch.testing.assert_close(two["weights"][name], weight, rtol=1e-3, atol=1e-4)

@@ -130,6 +130,16 @@ def test_the_lora_publisher_loads_each_version_under_a_fresh_name_and_drops_the_
     assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["tiny@1"]
 
 
+def test_the_lora_publisher_drops_what_a_run_left_that_was_killed(policy: Any, tiny_model: Path, tmp_path: Path) -> None:
+    engine = FolderEngine(tiny_model)
+    LoraPublisher(policy, engine, tmp_path / "adapters", "tiny", Probe(PROBE)).publish(3)
+    LoraPublisher(policy, engine, tmp_path / "adapters of another run", "tiny", Probe(PROBE)).publish(7)
+    (tmp_path / "adapters" / "tiny@2").mkdir()
+    LoraPublisher(policy, engine, tmp_path / "adapters", "tiny", Probe(PROBE)).publish(4)
+    assert sorted(engine.adapters) == ["tiny@4", "tiny@7"]
+    assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["tiny@4"]
+
+
 def test_weights_are_prepared_once_and_keep_the_small_files(tiny_model: Path, tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     prepare_weights(tiny_model, weights)

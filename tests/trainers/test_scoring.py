@@ -36,6 +36,8 @@ from transformers import (  # noqa: E402
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -79,6 +81,19 @@ SCALED: dict[str, Callable[[], Any]] = {
 UNFIT: dict[str, Callable[[], Any]] = {
     "mamba": lambda: MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2)),
     "lfm2, short convolutions": lambda: Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])),
+    # It sees its window by the mask alone, which is wider than what a trial of two short sequences would show.
+    "qwen2 moe, window of 40": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(
+            **SIZES,
+            use_sliding_window=True,
+            sliding_window=40,
+            max_window_layers=2,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        )
+    ),
     "bloom": lambda: BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4)),
 }
 

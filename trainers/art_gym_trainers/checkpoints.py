@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from art_gym._files import sync
+from art_gym._files import sync, sync_all
 from art_gym.errors import UsageError
 
 FORMAT_VERSION = 2
@@ -99,8 +99,7 @@ def writing(parent: Path, step: int, details: Mapping[str, Any], *, needs: Seque
                 raise RuntimeError(f"the checkpoint of step {step} lacks {' or '.join(patterns)}; the trainer did not write it")
         manifest = {"format": FORMAT_VERSION, "step": step, "time": time.time(), "details": dict(details), "files": files}
         (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        for path in [*scratch.rglob("*"), scratch]:
-            sync(path)
+        sync_all(scratch)
         if final.exists():
             _remove(final)
         os.replace(scratch, final)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from art_gym._files import sync, sync_all
 from art_gym.errors import ArtGymError, MissingExtra, UsageError
 from art_gym_trainers.checkpoints import Checkpoint
 
@@ -84,7 +85,9 @@ def _appearing(folder: Path) -> Iterator[Path]:
     try:
         yield scratch
         check_folder(folder)
+        sync_all(scratch)
         os.replace(scratch, folder)
+        sync(folder.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

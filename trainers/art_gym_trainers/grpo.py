@@ -25,7 +25,7 @@ from art_gym.errors import UsageError
 from art_gym_trainers.losses import StepSize, clipped, importance_ratio, share
 from art_gym_trainers.memory import free_bytes
 from art_gym_trainers.micro_batches import collate, episodes_of, micro_batches, sampled_tokens
-from art_gym_trainers.passes import prepare_passes
+from art_gym_trainers.passes import Passes, prepare_passes
 from art_gym_trainers.policy import base_model, keep_trained_in_float32
 from art_gym_trainers.rows import Row
 from art_gym_trainers.scoring import PaddedBatch, TreeBatch, add_scoring
@@ -46,6 +46,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             where a checkpoint is written then.
         processing_class: The model's tokenizer.
         token_budget: Most tokens of one forward and backward pass; None for as many as the free memory allows.
+        passes: What `art_gym_trainers.passes.prepare_passes` gave for this policy, where a run planned before it began: memory isn't looked at
+            again, and `token_budget` has no say.
 
     Attributes:
         pass_memory: What passes take of memory.
@@ -62,6 +64,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         batches: Iterable[Sequence[Sequence[Row]] | Path],
         processing_class: PreTrainedTokenizerBase,
         token_budget: int | None = None,
+        passes: Passes | None = None,
         **kwargs: Any,
     ) -> None:
         # TRL asks for prompts and a reward function, neither of which is used: rows arrive with tokens and advantages.
@@ -71,7 +74,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             keep_trained_in_float32(self.model)
         self.remove_callback(PrinterCallback)
         self.batches = batches
-        passes = prepare_passes(self.model, args, token_budget, kind=self._agreed_batch(), free=self._agreed_free_bytes)
+        if passes is None:
+            passes = prepare_passes(self.model, args, token_budget, kind=self._agreed_batch(), free=self._agreed_free_bytes)
         self._batch, self.pass_memory, self.token_budget = passes.kind, passes.memory, passes.token_budget
         self._longest_row = passes.longest_row
         # TRL multiplies the loss by the correction's ratio where it believes that vLLM sampled, as it did; TRL itself calls none.

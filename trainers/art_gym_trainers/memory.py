@@ -47,12 +47,14 @@ class PassMemory:
         head_bytes: The head's logits and what is computed from them, whatever the pass's length.
         optimiser_bytes: Gradients and the optimiser's state, once training has begun.
         pair_bytes: Each pair of tokens, where attention takes a dense mask or keeps its scores.
+        other_bytes: What else is held while training: a reference model, copies of the weights in the passes' dtype.
     """
 
     token_bytes: float
     head_bytes: int
     optimiser_bytes: int
     pair_bytes: float = 0.0
+    other_bytes: int = 0
 
     def peak(self, tokens: int) -> int:
         """Bytes that training with passes of so many tokens adds at its peak."""
@@ -69,22 +71,27 @@ class PassMemory:
 
     @property
     def _fixed(self) -> int:
-        return self.head_bytes + self.optimiser_bytes + _RUNTIME_BYTES
+        return self.head_bytes + self.optimiser_bytes + self.other_bytes + _RUNTIME_BYTES
 
 
-def measure(model: torch.nn.Module, kind: type[TreeBatch] | type[PaddedBatch], *, vocabulary: int) -> PassMemory:
+def measure(
+    model: torch.nn.Module, kind: type[TreeBatch] | type[PaddedBatch], *, vocabulary: int, autocast: bool = False, reference: bool = False
+) -> PassMemory:
     """Find out what passes take by two short ones.
 
     Args:
         model: As it is trained.
         kind: What it scores, as `art_gym_trainers.scoring.add_scoring` says.
         vocabulary: Number of different tokens.
+        autocast: Whether passes are computed in bfloat16 by autocast, which keeps copies of the weights.
+        reference: Whether a second whole model, in float32, is still to be loaded.
     """
     short, long = 32, 160
     device = next(model.parameters()).device
 
     def per_token() -> float:
-        return (_kept_bytes(model, kind, long, device) - _kept_bytes(model, kind, short, device)) / (long - short)
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            return (_kept_bytes(model, kind, long, device) - _kept_bytes(model, kind, short, device)) / (long - short)
 
     token_bytes = per_token()
     recomputed: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False) is True]
@@ -102,6 +109,7 @@ def measure(model: torch.nn.Module, kind: type[TreeBatch] | type[PaddedBatch], *
         head_bytes=head_rows(device) * vocabulary * (2 + 4 + 4 + 4 + 2),
         # A gradient and Adam's two moments, in float32.
         optimiser_bytes=12 * trained,
+        other_bytes=(2 * trained if autocast else 0) + (4 * sum(weight.numel() for weight in model.parameters()) if reference else 0),
         pair_bytes=_pair_bytes(base_model(model), kind),
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trl.trainer.utils import disable_dropout_in_model
+
 from art_gym_trainers.lora import fuse_lora
 from art_gym_trainers.memory import PassMemory, choose_budget, free_bytes, measure
 from art_gym_trainers.policy import base_model
@@ -43,6 +45,7 @@ def prepare_passes(
     *,
     kind: type[TreeBatch] | type[PaddedBatch] | None = None,
     free: Callable[[], int | None] | None = None,
+    reference: bool = False,
 ) -> Passes:
     """Make the policy score and recompute as it does in training, measure its passes, and choose their length; done twice, it changes nothing.
 
@@ -52,6 +55,7 @@ def prepare_passes(
         token_budget: The number that is wanted; None to choose one.
         kind: What several processes agreed on; by default what this one's policy takes.
         free: Tells the free bytes, once the passes are measured; by default those of the policy's device.
+        reference: Whether a second whole model is still to be loaded, to measure the divergence from.
 
     Raises:
         UsageError: Passes of so many tokens don't fit into memory.
@@ -60,9 +64,12 @@ def prepare_passes(
     if kind is None:
         kind = add_scoring(base)
     fuse_lora(policy)
+    if args.disable_dropout:
+        disable_dropout_in_model(policy)
     if args.gradient_checkpointing:
         # As transformers does when training begins; what passes take depends on it.
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs)
-    memory = measure(policy, kind, vocabulary=base.get_output_embeddings().weight.shape[0])
+    vocabulary = base.get_output_embeddings().weight.shape[0]
+    memory = measure(policy, kind, vocabulary=vocabulary, autocast=bool(args.bf16), reference=reference)
     available = free_bytes(base.device) if free is None else free()
     return Passes(kind, memory, choose_budget(memory, token_budget, available), available, longest_row(base))

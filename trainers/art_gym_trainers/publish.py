@@ -11,6 +11,7 @@ unnoticed.
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
 import shutil
 import time
@@ -152,22 +153,25 @@ class LoraPublisher:
 
     def __init__(self, model: PeftModel, engine: PublishingEngine, folder: Path, name: str, probe: Probe) -> None:
         self.model, self.engine, self.folder, self.name, self.probe = model, engine, folder, name, probe
-        self._current: str | None = None
 
     def publish(self, step: int) -> Published:
         started = time.perf_counter()
         version = f"{self.name}@{step}"
         path = self.folder / version
         self.model.save_pretrained(path)
-        if version in self.engine.models():
+        served = self.engine.models()
+        if version in served:
             # An attached server keeps the adapters of a run that was stopped, and refuses a name twice.
             self.engine.unload_adapter(version)
         self.engine.load_adapter(version, path)
         difference = self.probe.check(self.model, self.engine, version, version)
-        if self._current is not None and self._current != version:
-            self.engine.unload_adapter(self._current)
-            shutil.rmtree(self.folder / self._current, ignore_errors=True)
-        self._current = version
+        # By what lies there, not by what was published last: a run that was killed in between goes on in another process.
+        for before in self.folder.glob(f"{glob.escape(self.name)}@*"):
+            if before.name == version:
+                continue
+            if before.name in served:
+                self.engine.unload_adapter(before.name)
+            shutil.rmtree(before, ignore_errors=True)
         return Published(version, version, difference, time.perf_counter() - started)
 
 

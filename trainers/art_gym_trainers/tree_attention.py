@@ -45,6 +45,7 @@ class TreeLayout:
         positions: (N,) each token's position in its sequences.
         subtree_ends: (N,) where each token's subtree ends.
         depth: One more than the largest position.
+        windowed: Identities of the layers that attended within a window, however wide.
     """
 
     def __init__(self, tree: TokenTree, device: torch.device | str = "cpu") -> None:
@@ -54,6 +55,7 @@ class TreeLayout:
         self.depth = max(tree.positions, default=-1) + 1
         self.runs = [_Runs(nodes) for nodes in _alike(tree.nodes)]
         self.branches = [(slice(node.start, node.end), slice(node.end, node.subtree_end)) for node in tree.nodes if node.subtree_end > node.end]
+        self.windowed: set[int] = set()
         self._masks: dict[int | None, torch.Tensor] = {}
 
     def mask(self, window: int | None = None) -> torch.Tensor:
@@ -136,6 +138,8 @@ def tree_attention_forward(
         out = _dense(query, repeat_kv(key, groups), repeat_kv(value, groups), seen, scale, cap, dropout)
         return out.transpose(1, 2).contiguous(), None
     window = kwargs.get("sliding_window")
+    if window is not None:
+        layout.windowed.add(id(module))
     window = window if window is not None and window < layout.depth else None
     if window is not None or cap is not None or dropout:
         out = _dense(query, repeat_kv(key, groups), repeat_kv(value, groups), layout.mask(window), scale, cap, dropout)
