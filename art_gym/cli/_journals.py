@@ -114,15 +114,21 @@ class _Batch:
     def _round(self, played: int, count: int) -> list[EpisodeGroup]:
         """The groups of a round, as far as they are there: a journal may hold more, of an attempt that was stopped."""
         path = self._file.with_name(f"{self._label}{f'-from-{played:04d}' if played else ''}.jsonl")
-        if path == self._file:
-            episodes = self._episodes
-        else:
-            episodes = [] if self.missing or not path.is_file() else [bare(episode) for episode in latest(path)]
-        groups = _groups(episodes)
+        # Where a round is missing, what came after it tells nothing.
+        others = [] if self.missing else _bare_or_none(path)
+        groups = _groups(self._episodes if path == self._file else others)
         found = [groups[str(place)] for place in range(count) if str(place) in groups]
         if len(found) < count or any(len(group.episodes) < self._settings.group_size for group in found):
             self.missing = True
         return found
+
+
+def _bare_or_none(file: Path) -> list[Episode]:
+    """The episodes of another journal of the batch; none of one that isn't there, or holds nothing whole: the run was stopped then."""
+    try:
+        return [bare(episode) for episode in latest(file)]
+    except UsageError:
+        return []
 
 
 def _groups(episodes: list[Episode]) -> dict[str, EpisodeGroup]:

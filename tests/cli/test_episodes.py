@@ -188,6 +188,15 @@ def test_an_advantage_that_needs_what_is_not_there_is_not_known(capsys):
     assert shown(capsys, "train-0001/0/0") == ("-", "it can't be known: the episodes of its group aren't all in the journals")
 
 
+def test_a_round_that_was_only_begun_is_not_an_error(capsys):
+    played("train-0001", [1.0, 0.0], [0.0, 0.0])
+    Path("run/episodes/train-0001-from-0002.jsonl").touch()
+    configure(dynamic_sampling=True)
+    advantage, reason = shown(capsys, "train-0001/0/0")
+    assert advantage == "-"
+    assert reason == "it can't be known: the episodes of its batch aren't all in the journals"
+
+
 def test_a_scenario_that_was_played_twice_makes_two_groups(capsys):
     played("train-0001", [1.0, 0.0], [5.0, 3.0], scenarios=["s", "s"])
     configure(advantage="group_mean")

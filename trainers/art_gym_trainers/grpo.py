@@ -47,7 +47,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         processing_class: The model's tokenizer.
         token_budget: Most tokens of one forward and backward pass; None for as many as the free memory allows.
         passes: What `art_gym_trainers.passes.prepare_passes` gave for this policy, where a run planned before it began: memory isn't looked at
-            again, and `token_budget` has no say.
+            again, and `token_budget` has no say. For one process: several agree on a plan only where they make it here.
 
     Attributes:
         pass_memory: What passes take of memory.

@@ -1,8 +1,8 @@
 """Scoring: log-probabilities and entropies of chosen tokens of many sequences, with every token of their tree computed once.
 
 `add_scoring` teaches a model to take a `TreeBatch`. The linear layers see each token of the tree once and no padding; attention follows the
-tree (`art_gym_trainers.tree_attention`); the head, the widest layer of a small model, sees only the states that predict a scored token, a few
-hundred at a time.
+tree (`art_gym_trainers.tree_attention`); the head, the widest layer of a small model, sees only the states that predict a scored token, some
+at a time (`head_rows`).
 """
 
 from __future__ import annotations
