@@ -114,9 +114,7 @@ class _Batch:
     def _round(self, played: int, count: int) -> list[EpisodeGroup]:
         """The groups of a round, as far as they are there: a journal may hold more, of an attempt that was stopped."""
         path = self._file.with_name(f"{self._label}{f'-from-{played:04d}' if played else ''}.jsonl")
-        # Where a round is missing, what came after it tells nothing.
-        others = [] if self.missing else _bare_or_none(path)
-        groups = _groups(self._episodes if path == self._file else others)
+        groups = _groups(self._episodes if path == self._file else _bare_or_none(path))
         found = [groups[str(place)] for place in range(count) if str(place) in groups]
         if len(found) < count or any(len(group.episodes) < self._settings.group_size for group in found):
             self.missing = True
