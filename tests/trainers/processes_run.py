@@ -5,6 +5,7 @@ For each loss and token budget (0: none), the main process writes the adapter an
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from pathlib import Path
@@ -30,7 +31,10 @@ def group(number: int, size: int, rng: random.Random) -> list[Row]:
         logprobs = [-10.5 if flag else 0.0 for flag in sampled]
         turns = [0 if flag else -1 for flag in sampled]
         rows.append(Row.uniform(TokenSequence(f"{number}-{member}", prompt + own, sampled, logprobs, turns), rng.gauss(0, 1)))
-    return rows
+    # Two sequences that have nothing in common: longer together than a pass of 40 tokens.
+    first = rows[0].sequence
+    forked = dataclasses.replace(first, token_ids=[1000 + place for place in range(len(first))], fork="context")
+    return [rows[0], Row.uniform(forked, rows[0].advantages[-1]), *rows[1:]]
 
 
 def figures(trainer: GRPOTrainer) -> dict[str, Any]:

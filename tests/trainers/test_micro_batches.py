@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from art_gym_trainers.micro_batches import collate, episodes_of, micro_batches, sampled_tokens  # noqa: E402
+from art_gym_trainers.micro_batches import collate, deal, episodes_of, micro_batches, passes_of, sampled_tokens  # noqa: E402
 from art_gym_trainers.rows import Row  # noqa: E402
 from art_gym_trainers.sequences import TokenSequence  # noqa: E402
 
@@ -79,6 +79,31 @@ def test_the_sequences_of_an_episode_are_never_parted(episodes: list[list[list[i
     assert sorted(map(id, rows)) == sorted(id(row) for batch in batches for row in batch)
     for batch in batches:
         assert len(episodes_of(batch)) == 1 or computed(batch, shared=True) <= budget
+
+
+@given(EPISODE, st.integers(1, 30), st.booleans())
+def test_an_episode_longer_than_the_budget_takes_several_passes(sequences: list[list[int]], budget: int, shared: bool) -> None:
+    rows = forked("e", *sequences)
+    passes = passes_of(rows, budget, shared=shared)
+    assert sorted(map(id, rows)) == sorted(id(row) for part in passes for row in part)
+    if computed(rows, shared) <= budget:
+        assert passes == [rows]
+    for part in passes:
+        assert len(part) == 1 or computed(part, shared) <= budget
+
+
+@given(st.lists(EPISODE, max_size=6), st.integers(1, 30), st.integers(1, 4))
+def test_processes_compute_equally_many_micro_batches_and_passes(episodes: list[list[list[int]]], budget: int, processes: int) -> None:
+    rows = [row for number, sequences in enumerate(episodes) for row in forked(f"e{number}", *sequences)]
+    batches = micro_batches(rows, budget)
+    hands = deal(batches, processes, budget)
+    assert len(hands) == processes
+    assert len({tuple(len(work.passes) + work.idle for work in hand) for hand in hands}) == 1
+    done = [work for hand in hands for work in hand if work.weight]
+    assert sorted(id(row) for work in done for row in work.rows) == sorted(map(id, rows))
+    assert all(sorted(map(id, work.rows)) == sorted(id(row) for part in work.passes for row in part) for work in done)
+    if batches and processes == 1:
+        assert not any(work.idle or not work.weight for work in hands[0])
 
 
 def test_the_loss_sees_an_episode_a_row_and_sampled_tokens_only() -> None:

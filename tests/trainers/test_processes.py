@@ -16,7 +16,7 @@ pytestmark = pytest.mark.train
 SCRIPT = Path(__file__).with_name("processes_run.py")
 
 
-CASES = {"dapo": 40, "grpo": 40, "bnpo": 0}
+CASES = {"dapo": 40, "grpo": 40, "bnpo": 0, "dr_grpo": 40, "luspo": 40, "sapo": 40, "cispo": 40, "vespo": 40}
 """Token budget by loss; 0 is none."""
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import trl
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from art_gym.errors import UsageError
 from art_gym_trainers.losses import StepSize, clipped, importance_ratio, share
 from art_gym_trainers.memory import free_bytes
-from art_gym_trainers.micro_batches import collate, episodes_of, micro_batches, sampled_tokens
+from art_gym_trainers.micro_batches import Work, collate, deal, episodes_of, micro_batches, sampled_tokens
 from art_gym_trainers.passes import Passes, prepare_passes
 from art_gym_trainers.policy import base_model, keep_trained_in_float32
 from art_gym_trainers.rows import Row
@@ -83,11 +83,12 @@ class GRPOTrainer(trl.GRPOTrainer):
         # Ours to add: TRL's is a mean over a micro-batch's tokens, which depends on how the step is cut.
         self._entropy_bonus_enabled = False
         self._statistics = BatchStatistics()
-        self._scored: TreeBatch | PaddedBatch
+        self._scores: Scores
         self._inputs: dict[str, torch.Tensor] = {}
-        self._entropies: torch.Tensor
         self._entropy_floor = -torch.inf
-        self._weight = 1
+        self._size: StepSize
+        self._uncertain: int
+        self._weight: int
         self._save_into: Path | None = None
 
     def take_statistics(self) -> BatchStatistics:
@@ -129,25 +130,12 @@ class GRPOTrainer(trl.GRPOTrainer):
         """One optimiser step's gradients, however many micro-batches and processes it takes: the sum doesn't depend on how the rows are cut."""
         model.train()
         rows: list[Row] = inputs["rows"]
-        step = StepSize(len(episodes_of(rows)), sampled_tokens(rows))
-        own = self._own(micro_batches(rows, self.token_budget, shared=self._batch is TreeBatch))
-        high_entropy_tokens = self._find_entropy_floor(own) if self.top_entropy_quantile < 1.0 else step.tokens
+        self._size = StepSize(len(episodes_of(rows)), sampled_tokens(rows))
+        own = self._own(rows)
+        self._uncertain = self._find_entropy_floor(own) if self.top_entropy_quantile < 1.0 else self._size.tokens
         total = torch.zeros((), device=self.args.device)
-        for index, (batch, weight) in enumerate(own):
-            tensors = self._tensors(batch, step.tokens)
-            self._weight = weight
-            last = index == len(own) - 1
-            with self.accelerator.no_sync(model) if not last else contextlib.nullcontext(), self.compute_loss_context_manager():
-                size = StepSize(len(episodes_of(batch)), sampled_tokens(batch))
-                loss = self.compute_loss(model, tensors) * share(self.loss_type, size, step, self.accelerator.num_processes)
-                if self.entropy_coef:
-                    kept = self._entropies[self._entropies >= self._entropy_floor]
-                    # Gradients are averaged over the processes, and the bonus is a mean over the tokens of all of them.
-                    loss = loss - self.entropy_coef * kept.sum() / high_entropy_tokens * self.accelerator.num_processes
-                # DeepSpeed takes an optimiser step with any backward pass that it isn't told to wait after.
-                self.accelerator.gradient_state._set_sync_gradients(last)
-                self.accelerator.backward(loss * weight)
-            total += loss.detach() * weight
+        for index, work in enumerate(own):
+            total += self._backward(model, work, last=index == len(own) - 1)
         self._step += 1
         sums = torch.tensor([*self._statistics.step_sums(), float(total)], dtype=torch.float64)
         *sums, loss_sum = self.accelerator.reduce(sums.to(self.args.device), reduction="sum").tolist()
@@ -159,7 +147,23 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         # TRL passes only ids to the log-probability computation, which also needs what they were compared with.
         self._inputs = inputs
-        return super()._compute_loss(model, inputs)
+        with self._gathering_unequal_rows():
+            return super()._compute_loss(model, inputs)
+
+    @contextlib.contextmanager
+    def _gathering_unequal_rows(self) -> Iterator[None]:
+        """TRL gathers a figure for each row of a micro-batch, and processes needn't have equally many: gloo then fails, or mixes them up."""
+        accelerator = self.accelerator
+        if accelerator.num_processes == 1:
+            yield
+            return
+        gather = accelerator.gather
+        # TRL takes least and largest values, and passes over NaN.
+        accelerator.gather = lambda figures: gather(accelerator.pad_across_processes(figures, pad_index=torch.nan) if figures.ndim else figures)
+        try:
+            yield
+        finally:
+            del accelerator.gather
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -174,8 +178,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Log-probabilities and entropies (B, T) of the sampled tokens, zero on padding."""
         mask = attention_mask.bool()
-        logprobs, entropies = self._score(model, self._scored, entropy_gradients=bool(self.entropy_coef))
-        self._entropies = entropies
+        logprobs, entropies = self._scores
         # Both list the sampled tokens row by row.
         empty = torch.zeros(mask.shape, dtype=logprobs.dtype, device=logprobs.device)
         per_token = empty.masked_scatter(mask, logprobs)
@@ -204,15 +207,69 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     # ------------------------------------------------------------------- passes
 
-    def _score(self, model: torch.nn.Module, batch: TreeBatch | PaddedBatch, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        with self.accelerator.autocast():
-            scores: tuple[torch.Tensor, torch.Tensor] = model(batch=batch, temperature=self.temperature, **options)
-        return scores
+    def _backward(self, model: torch.nn.Module, work: Work, *, last: bool) -> torch.Tensor:
+        """Add the gradients of a micro-batch's loss, and return the loss.
 
-    def _tensors(self, batch: list[Row], step_tokens: int) -> dict[str, torch.Tensor]:
-        """Lay a micro-batch out, for the model and for the loss."""
-        self._scored = self._build(batch)
-        tensors = collate(batch, step_tokens, self.args.device)
+        An episode that takes several passes is scored without gradients first; the loss gives the gradient of each score, and each pass is
+        computed once more to carry its own to the parameters (arXiv 2101.06983, section 3.2). So a loss of whole episodes stays exact.
+        """
+        tensors = self._tensors(work)
+        options = {"entropy_gradients": bool(self.entropy_coef)}
+        if len(work.passes) + work.idle == 1:
+            with self._pass(model, last=last):
+                loss = self._loss(model, work, tensors, self._score(model, work.rows, **options))
+                self.accelerator.backward(loss)
+            return loss.detach()
+        with torch.no_grad():
+            scores = self._score_all(model, work, **options)
+        scores = Scores(*(values.requires_grad_() for values in scores))
+        with self.compute_loss_context_manager():
+            loss = self._loss(model, work, tensors, scores)
+        gradients = _by_row(work.rows, Scores(*torch.autograd.grad(loss, scores, materialize_grads=True)))
+        passes = [(rows, 1.0) for rows in work.passes] + [(work.passes[0], 0.0)] * work.idle
+        for index, (rows, factor) in enumerate(passes):
+            with self._pass(model, last=last and index == len(passes) - 1):
+                found = self._score(model, rows, **options)
+                wanted = _joined(gradients[id(row)] for row in rows)
+                carried = (found.logprobs * wanted.logprobs).sum() + (found.entropies * wanted.entropies).sum()
+                self.accelerator.backward(carried * factor)
+        return loss.detach()
+
+    def _loss(self, model: torch.nn.Module, work: Work, tensors: dict[str, torch.Tensor], scores: Scores) -> torch.Tensor:
+        """A micro-batch's share in the loss of its step."""
+        self._scores, self._weight = scores, work.weight
+        processes = self.accelerator.num_processes
+        size = StepSize(len(episodes_of(work.rows)), sampled_tokens(work.rows))
+        loss = self.compute_loss(model, tensors) * share(self.loss_type, size, self._size, processes)
+        if self.entropy_coef:
+            kept = scores.entropies[scores.entropies >= self._entropy_floor]
+            # Gradients are averaged over the processes, and the bonus is a mean over the tokens of all of them.
+            loss = loss - self.entropy_coef * kept.sum() / self._uncertain * processes
+        return loss * work.weight
+
+    @contextlib.contextmanager
+    def _pass(self, model: torch.nn.Module, *, last: bool) -> Iterator[None]:
+        """A forward and backward pass; gradients are exchanged with the other processes in the last of a step."""
+        with contextlib.nullcontext() if last else self.accelerator.no_sync(model), self.compute_loss_context_manager():
+            # DeepSpeed takes an optimiser step with any backward pass that it isn't told to wait after.
+            self.accelerator.gradient_state._set_sync_gradients(last)
+            yield
+
+    def _score(self, model: torch.nn.Module, rows: list[Row], **options: Any) -> Scores:
+        """Score the rows in one pass."""
+        with self.accelerator.autocast():
+            return Scores(*model(batch=self._build(rows), temperature=self.temperature, **options))
+
+    def _score_all(self, model: torch.nn.Module, work: Work, **options: Any) -> Scores:
+        """Score a micro-batch in all its passes."""
+        found: dict[int, Scores] = {}
+        for rows in [*work.passes, *[work.passes[0]] * work.idle]:
+            found |= _by_row(rows, self._score(model, rows, **options))
+        return _joined(found[id(row)] for row in work.rows)
+
+    def _tensors(self, work: Work) -> dict[str, torch.Tensor]:
+        """Lay a micro-batch out for the loss."""
+        tensors = collate(work.rows, self._size.tokens, self.args.device)
         mask = tensors["completion_mask"].bool()
         if self.use_vllm:
             tensors["importance_sampling_ratio"] = importance_ratio(
@@ -224,7 +281,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             )
         if self.beta:
             with torch.no_grad(), self._as_reference() as reference:
-                logprobs, _ = self._score(reference, self._scored)
+                logprobs = self._score_all(reference, work).logprobs
             tensors["ref_per_token_logps"] = torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, logprobs)
         return tensors
 
@@ -248,47 +305,37 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """Work out the trainer's own log-probabilities of rows under the policy as it is, and give rows that hold them."""
-        cut = micro_batches(rows, self.token_budget, shared=self._batch is TreeBatch)
         found: dict[int, list[float]] = {}
         with torch.no_grad():
-            for batch, weight in self._own(cut):
-                logprobs, _ = self._score(self.model, self._build(batch))
-                if weight:
+            for work in self._own(rows):
+                logprobs = self._score_all(self.model, work).logprobs
+                if work.weight:
                     values = iter(logprobs.tolist())
-                    found |= {id(row): [next(values) if flag else 0.0 for flag in row.sequence.sampled] for row in batch}
+                    found |= {id(row): [next(values) if flag else 0.0 for flag in row.sequence.sampled] for row in work.rows}
         numbers = {id(row): index for index, row in enumerate(rows)}
         gathered = gather_object([(numbers[key], values) for key, values in found.items()])
         old = dict(gathered)
         return [dataclasses.replace(row, old_logprobs=old[index]) for index, row in enumerate(rows)]
 
-    def _find_entropy_floor(self, own: list[tuple[list[Row], int]]) -> int:
+    def _find_entropy_floor(self, own: list[Work]) -> int:
         """Find the entropy that the most uncertain tokens of the step have at least, and how many these are."""
         entropies: list[float] = []
         with torch.no_grad():
-            for batch, weight in own:
+            for work in own:
                 # In the same way as in the step itself, since rounding may decide at the floor.
-                values = self._score(self.model, self._build(batch), entropy_gradients=bool(self.entropy_coef))[1]
-                if weight:
+                values = self._score_all(self.model, work, entropy_gradients=bool(self.entropy_coef)).entropies
+                if work.weight:
                     entropies += values.tolist()
         everywhere = torch.tensor(gather_object(entropies))
         self._entropy_floor = float(torch.quantile(everywhere, 1 - self.top_entropy_quantile))
         return int((everywhere >= self._entropy_floor).sum())
 
-    def _own(self, batches: list[list[Row]]) -> list[tuple[list[Row], int]]:
-        """Deal micro-batches out to processes, the longest first to whoever has least; gives this process's, each with weight 1.
-
-        TRL gathers figures after each, so that all processes need equally many: who has fewer computes one again, with weight 0.
-        """
-        count = self.accelerator.num_processes
-        hands: list[list[list[Row]]] = [[] for _ in range(count)]
-        loads = [0] * count
-        for batch in sorted(batches, key=lambda batch: -sum(len(row.sequence) for row in batch)):
-            poorest = loads.index(min(loads))
-            hands[poorest].append(batch)
-            loads[poorest] += sum(len(row.sequence) for row in batch)
-        own = hands[self.accelerator.process_index]
-        missing = max(map(len, hands)) - len(own)
-        return [(batch, 1) for batch in own] + [(min(batches, key=len), 0)] * missing
+    def _own(self, rows: Sequence[Row]) -> list[Work]:
+        """Cut rows into micro-batches; gives this process's share of them."""
+        shared = self._batch is TreeBatch
+        batches = micro_batches(rows, self.token_budget, shared=shared)
+        hands = deal(batches, self.accelerator.num_processes, self.token_budget, shared=shared)
+        return hands[self.accelerator.process_index]
 
     # -------------------------------------------------------------- checkpoints
 
@@ -350,6 +397,29 @@ class _Steps(IterableDataset[Any]):
                 steps = [[next(scored) for _ in step] for step in steps]
             for rows in steps:
                 yield {"rows": rows}
+
+
+class Scores(NamedTuple):
+    """Of the sampled tokens of some rows, row by row.
+
+    Attributes:
+        logprobs: (M,)
+        entropies: (M,)
+    """
+
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+
+
+def _by_row(rows: Sequence[Row], scores: Scores) -> dict[int, Scores]:
+    """Part scores by row, by its identity."""
+    sizes = [sampled_tokens([row]) for row in rows]
+    parts = zip(*(values.split(sizes) for values in scores), strict=True)
+    return {id(row): Scores(*part) for row, part in zip(rows, parts, strict=True)}
+
+
+def _joined(scores: Iterable[Scores]) -> Scores:
+    return Scores(*map(torch.cat, zip(*scores, strict=True)))
 
 
 def _no_reward(**_: Any) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -48,33 +49,90 @@ def micro_batches(rows: Sequence[Row], token_budget: int, *, shared: bool = True
     A micro-batch computes each token of its rows' tree once (`art_gym_trainers.trees`). In lexicographic order episodes that begin alike stand
     together, and the tokens of a run of them are what each adds to the one before it. With `shared=False` it computes each row padded to the
     longest, and episodes are sorted by length. The best places to cut are found by dynamic programming. An episode longer than the budget makes
-    a micro-batch of its own.
+    a micro-batch of its own, which `passes_of` cuts.
     """
-    episodes = sorted(episodes_of(rows), key=(lambda episode: episode[0].sequence.token_ids) if shared else _longest)
-    own = [len(TokenTree.build([row.sequence.token_ids for row in episode])) for episode in episodes] if shared else []
-    again = [0, *(_common(left, right) for left, right in itertools.pairwise(episodes))] if shared else []
+    return _cut(episodes_of(rows), token_budget, shared=shared)
+
+
+def passes_of(rows: Sequence[Row], token_budget: int, *, shared: bool = True) -> list[list[Row]]:
+    """Cut a micro-batch into the passes of the model that score it: one, unless its episode is longer than the budget and has several rows."""
+    rows = list(rows)
+    return [rows] if _computed(rows, shared=shared) <= token_budget else _cut([[row] for row in rows], token_budget, shared=shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A micro-batch as one process computes it.
+
+    Attributes:
+        rows: The micro-batch.
+        passes: Its rows as the model is given them.
+        weight: 1, or 0 where it is another's, and computed only since all processes compute equally many.
+        idle: How many passes more another process has meanwhile: the first is computed again so often, for nothing.
+    """
+
+    rows: list[Row]
+    passes: list[list[Row]]
+    weight: int = 1
+    idle: int = 0
+
+
+def deal(batches: Sequence[list[Row]], processes: int, token_budget: int, *, shared: bool = True) -> list[list[Work]]:
+    """Deal micro-batches out to processes, the longest first to whoever has least; gives the work of each.
+
+    Processes gather figures after each micro-batch, and sharded models their weights in each pass, so that all compute equally many of both.
+    """
+    hands: list[list[Work]] = [[] for _ in range(processes)]
+    loads = [0] * processes
+    for rows in sorted(batches, key=lambda rows: -_tokens(rows)):
+        poorest = loads.index(min(loads))
+        hands[poorest].append(Work(rows, passes_of(rows, token_budget, shared=shared)))
+        loads[poorest] += _tokens(rows)
+    works = [work for hand in hands for work in hand]
+    spare = replace(min(works, key=lambda work: _tokens(work.rows)), weight=0) if works else None
+    for hand in hands:
+        while spare is not None and len(hand) < max(map(len, hands)):
+            hand.append(spare)
+    most = [max(len(work.passes) for work in place) for place in zip(*hands, strict=True)]
+    return [[replace(work, idle=count - len(work.passes)) for work, count in zip(hand, most, strict=True)] for hand in hands]
+
+
+def _tokens(rows: list[Row]) -> int:
+    return sum(len(row.sequence) for row in rows)
+
+
+def _cut(units: list[list[Row]], token_budget: int, *, shared: bool) -> list[list[Row]]:
+    """Cut units, whose rows stay together, into runs of at most so many tokens."""
+    units = sorted(units, key=(lambda unit: unit[0].sequence.token_ids) if shared else _longest)
+    own = [_computed(unit, shared=True) for unit in units] if shared else []
+    again = [0, *(_common(left, right) for left, right in itertools.pairwise(units))] if shared else []
     best: list[tuple[float, int]] = [(0, 0)]
-    for end in range(1, len(episodes) + 1):
+    for end in range(1, len(units) + 1):
         choices = []
         tokens = count = 0
         for start in range(end - 1, -1, -1):
-            count += len(episodes[start])
+            count += len(units[start])
             if shared:
                 tokens += own[start] - (again[start + 1] if start + 1 < end else 0)
             else:
-                tokens = count * _longest(episodes[end - 1])
+                tokens = count * _longest(units[end - 1])
             if tokens > token_budget and start + 1 < end:
                 break
             choices.append((best[start][0] + tokens + _PASS_TOKENS, start))
         best.append(min(choices))
-    cuts = [len(episodes)]
+    cuts = [len(units)]
     while cuts[-1]:
         cuts.append(best[cuts[-1]][1])
-    return [[row for episode in episodes[start:end] for row in episode] for end, start in itertools.pairwise(cuts)][::-1]
+    return [[row for unit in units[start:end] for row in unit] for end, start in itertools.pairwise(cuts)][::-1]
 
 
-def _longest(episode: list[Row]) -> int:
-    return max(len(row.sequence) for row in episode)
+def _computed(rows: list[Row], *, shared: bool) -> int:
+    """Tokens that one pass computes."""
+    return len(TokenTree.build([row.sequence.token_ids for row in rows])) if shared else len(rows) * _longest(rows)
+
+
+def _longest(rows: list[Row]) -> int:
+    return max(len(row.sequence) for row in rows)
 
 
 def _common(left: list[Row], right: list[Row]) -> int:
