@@ -67,11 +67,20 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an episode could not be finished."""
+    """Why an episode could not be finished.
+
+    Attributes:
+        kind: Who failed.
+        message: What happened, in a line or a few.
+        traceback: Of the exception, if there was one.
+        action: What the environment was given when it failed, so that a replay gets to the same place; None if it failed at reset, or did not
+            fail itself.
+    """
 
     kind: FailureKind
     message: str
     traceback: str = ""
+    action: AssistantMessage | None = None
 
     @classmethod
     def of(cls, kind: FailureKind, error: BaseException) -> Failure:
@@ -87,7 +96,7 @@ class Episode:
         id: Unique within a run.
         env_id: The environment's registered id.
         scenario: Where the episode started.
-        member: Its place in its group, from 0.
+        member: Its place in its group, from 0; a branch has its parent's.
         tools: The tool schemas that the policy was offered, in OpenAI wire form.
         turns: In order; empty if the episode failed at reset.
         final_observation: What the environment returned after the last action.
@@ -98,6 +107,9 @@ class Episode:
         seconds: Wall time from reset to the end.
         abandoned: Whoever played left it before it ended, by another reset or by `close` (see `art_gym.wrappers.Record`); it then counts as
             truncated by "environment".
+        parent: The id of the episode that it branched off; None unless it is a branch.
+        shared_turns: How many of its first turns are the parent's, which sampled them.
+        branches: For each episode that branched off it, in the order of their ids, before which turn.
     """
 
     id: str
@@ -114,6 +126,9 @@ class Episode:
     failure: Failure | None = None
     seconds: float = 0.0
     abandoned: bool = False
+    parent: str | None = None
+    shared_turns: int = 0
+    branches: list[int] = field(default_factory=list)
 
     @property
     def reward(self) -> float:
@@ -152,6 +167,9 @@ class Episode:
             "failure": None if self.failure is None else _fields(self.failure),
             "seconds": self.seconds,
             "abandoned": self.abandoned,
+            "parent": self.parent,
+            "shared_turns": self.shared_turns,
+            "branches": self.branches,
             "tools": self.tools,
             "turns": [_fields(turn) for turn in self.turns],
             "final_observation": self.final_observation,

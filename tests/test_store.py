@@ -10,13 +10,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from art_gym.episodes import Episode, Failure, Turn
 from art_gym.errors import UsageError
 from art_gym.messages import call
 from art_gym.scenarios import Scenario
-from art_gym.store import EpisodeStore
+from art_gym.store import EpisodeStore, encode
 
 
 @pytest.fixture
@@ -254,7 +257,7 @@ import resource, sys
 sys.path[:0] = {path!r}
 from art_gym.episodes import Episode
 from art_gym.scenarios import Scenario
-from art_gym.store import EpisodeStore
+from art_gym.store import EpisodeStore, encode
 journal = EpisodeStore({folder!r}).journal("a")
 def episode(name, length):
     return Episode(id=name, env_id="x" * length, scenario=Scenario("s", 1))
@@ -262,15 +265,16 @@ journal.append(episode("before", 10))
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:
     journal.append(episode("large", 10_000))
-except OSError:
-    print("refused")
+except OSError as error:
+    print("refused:", error.filename)
 journal.append(episode("after", 10))
 """
 
 
 def test_a_full_disk_leaves_no_half_line_behind(tmp_path, open_store):
     code = SMALL_DISK.format(path=sys.path, folder=str(tmp_path))
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "refused\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"refused: {tmp_path}/episodes/a.jsonl\n"
     assert [each.id for each in open_store().journal("a").read()] == ["before", "after"]
 
 
@@ -279,7 +283,7 @@ import itertools, sys
 sys.path[:0] = {path!r}
 from art_gym.episodes import Episode
 from art_gym.scenarios import Scenario
-from art_gym.store import EpisodeStore
+from art_gym.store import EpisodeStore, encode
 journal = EpisodeStore({folder!r}).journal("a")
 for number in itertools.count(int(sys.argv[1])):
     journal.append(Episode(id=str(number), env_id="x" * 20_000, scenario=Scenario("s", 1)))
@@ -304,3 +308,28 @@ def test_kill_9_loses_no_finished_episode(tmp_path, open_store):
         assert on_disk[: len(reported)] == reported
         assert len(on_disk) <= len(reported) + 1
         reported = on_disk
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+ODD_NUMBERS = st.sampled_from(["1", None, np.float64(0.5), np.int64(3)])
+NUMBERS = st.none() | st.lists(st.integers() | st.floats() | st.booleans() | ODD_NUMBERS, max_size=4)
+
+
+@given(JSON_VALUES, JSON_VALUES, NUMBERS, NUMBERS)
+def test_a_line_is_what_json_makes_of_the_episode(options, content, ids, logprobs):
+    turn = Turn([{"role": "user", "content": content}], call("go"), prompt_ids=ids, completion_ids=ids, logprobs=logprobs)
+    recorded = Episode("e", "x", Scenario("s", 1, {"any": options}), turns=[turn])
+    try:
+        expected = json.loads(json.dumps(recorded.to_dict(), allow_nan=False))
+    except (TypeError, ValueError):
+        with pytest.raises(ValueError, match="episode 'e' can't be written as JSON"):
+            encode(recorded)
+        return
+    line = encode(recorded)
+    assert line.endswith(b"}\n")
+    assert line.count(b"\n") == 1
+    assert json.loads(line) == expected

@@ -1,12 +1,14 @@
-"""`art-gym episodes`: what is in a journal, and one episode of it token by token, as training sees it."""
+"""`art-gym episodes`: what a run recorded, label by label; the episodes of one; and one of them token by token, as training sees it."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import typer
@@ -14,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from art_gym._render import lines_of
-from art_gym.cli._journals import Worth, bare, latest, worth
+from art_gym.cli._journals import Worth, bare, labels_of, latest, store_of, worth
 from art_gym.cli.config import RunConfig
 from art_gym.episodes import Episode
 from art_gym.errors import MissingExtra, MissingTokens, UsageError
@@ -24,26 +26,31 @@ from art_gym_trainers.sequences import TokenSequence, episode_sequences
 _EDGE = 3
 """So many tokens at either end of a long stretch of context are shown."""
 
+_NAMES = ("id", "label", "scenario", "end", "failures")
+"""Columns of a list that hold words."""
+
 _COLUMNS = f"  {'place':>6}  {'kind':<7}  {'token':>7}  {'logprob':>9}  {'advantage':>9}"
 
 
-def ls(file: Path, *, as_json: bool) -> None:
-    """Print a line for each episode of a journal.
+def ls(path: Path, *, as_json: bool) -> None:
+    """Print a line for each label of a run, or for each episode of one label.
+
+    Args:
+        path: The run's folder; or a label's journal or Parquet file.
+        as_json: Print JSON instead of a table.
 
     Raises:
-        UsageError: There is no such journal, or nothing in it.
+        UsageError: There is no such run or file, or nothing in it.
     """
-    rows = [_row(episode) for episode in latest(file)]
+    rows = list(_labels(path)) if path.is_dir() else [_row(episode) for episode in latest(path)]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    cells = [list(rows[0]), *([_cell(name, value) for name, value in row.items()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         # Names on the left, figures on the right.
-        padded = [
-            text.ljust(width) if place in (0, 1, 6) else text.rjust(width) for place, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
+        padded = [text.ljust(width) if name in _NAMES else text.rjust(width) for name, text, width in zip(rows[0], line, widths, strict=True)]
         typer.echo("  ".join(padded).rstrip())
 
 
@@ -173,6 +180,28 @@ def _heading(episode: Episode, count: int) -> Iterator[Text]:
         yield _text(f"{'failure':<12} {episode.failure.message.splitlines()[0] if episode.failure.message else ''}", "red")
 
 
+def _labels(folder: Path) -> Iterator[dict[str, Any]]:
+    """What there is of each label, where one that was played again counts once, and failed episodes count in no mean."""
+    store = store_of(folder)
+    for label in labels_of(store):
+        journal = store.journal(label)
+        try:
+            with journal.index() as index:
+                finished = [(head.success, head.reward) for head in index.heads() if head.failure is None]
+                failures = Counter(head.failure for head in index.heads() if head.failure is not None)
+                count = len(index)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        yield {
+            "label": label,
+            "episodes": count,
+            "success": fmean(success for success, _ in finished) if finished else None,
+            "reward": fmean(reward for _, reward in finished) if finished else None,
+            "bytes": sum(path.stat().st_size for path in journal.paths),
+            "failures": dict(sorted(failures.items())),
+        }
+
+
 def _row(episode: Episode) -> dict[str, Any]:
     try:
         sequences = episode_sequences(episode)
@@ -252,7 +281,11 @@ def _visible(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
+    if name == "bytes":
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {kind}" for kind, count in value.items())
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else _visible(str(value))
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from art_gym.cli.config import GRPOSection
 from art_gym.episodes import Episode, EpisodeGroup, Turn
 from art_gym.errors import UsageError
-from art_gym.store import Journal
+from art_gym.store import EpisodeIndex, EpisodeStore, Journal
 from art_gym_trainers.advantages import batch_advantages, tells_something
 from art_gym_trainers.sampling import sample_batch
 
-_TRAINING = re.compile(r"(train-\d{4,})(?:-from-\d{4,})?\.jsonl")
+_TRAINING = re.compile(r"(train-\d{4,})(?:-from-\d{4,})?")
 _PLACE = re.compile(r"(?:.*/)?(\d+)/\d+")
 """The id of an episode that the runner played: its scenario's place among the journal's, and its place in the group."""
 
@@ -33,25 +32,41 @@ class Worth:
     reason: str = ""
 
 
-def latest(file: Path) -> Iterator[Episode]:
-    """The episodes of a journal in order; of one that was played again, the last.
-
-    Only one is in memory at a time: a journal may be larger than that.
+def store_of(folder: Path) -> EpisodeStore:
+    """The store of a run, by its folder or by the folder of its episodes.
 
     Raises:
-        UsageError: There is no such journal, or nothing in it.
+        UsageError: No episodes are there.
     """
-    last: dict[str, int] = {}
-    count = 0
-    for episode in _read(file):
-        last[episode.id] = count
-        count += 1
-    if not last:
-        raise UsageError(f"{file} holds no whole episode; give a journal such as runs/first/episodes/train-0001.jsonl")
-    # What was written since isn't taken in: a run may be going on.
-    for number, episode in enumerate(islice(_read(file), count)):
-        if last[episode.id] == number:
-            yield episode
+    inside = folder if folder.is_dir() and folder.resolve().name == "episodes" else folder / "episodes"
+    if not inside.is_dir():
+        raise UsageError(f"{folder} is not the folder of a run: it holds no folder episodes/")
+    store = EpisodeStore(inside.parent if inside.name == "episodes" else inside.resolve().parent)
+    if not labels_of(store):
+        raise UsageError(f"{inside} holds no episodes")
+    return store
+
+
+def labels_of(store: EpisodeStore) -> list[str]:
+    """The store's labels, without those of rounds that were only begun."""
+    return [label for label in store.labels() if any(path.stat().st_size for path in store.journal(label).paths)]
+
+
+def latest(file: Path) -> Iterator[Episode]:
+    """The episodes of a label in order, by the path of its journal or Parquet file; of one that was played again, the last.
+
+    Only one is in memory at a time: a journal may be larger than that. What is written meanwhile isn't taken in: a run may be going on.
+
+    Raises:
+        UsageError: There is no such file, or nothing in it.
+    """
+    try:
+        with _index(file) as index:
+            if not index:
+                raise UsageError(f"{file} holds no whole episode; give a journal such as runs/first/episodes/train-0001.jsonl")
+            yield from index.episodes()
+    except ValueError as error:
+        raise UsageError(f"{error}; give a journal of episodes, as a run writes them") from None
 
 
 def bare(episode: Episode) -> Episode:
@@ -71,7 +86,7 @@ def worth(file: Path, chosen: Episode, episodes: list[Episode], settings: GRPOSe
     """
     if chosen.failure is not None:
         return Worth(None, "it failed, and isn't trained on")
-    training = _TRAINING.fullmatch(file.name)
+    training = _TRAINING.fullmatch(_journal(file).label)
     if settings is None or training is None:
         settings = settings or GRPOSection()
         groups, missing = list(_groups(episodes).values()), False
@@ -101,7 +116,7 @@ class _Batch:
     """A batch sampled once more, from its journals: with dynamic sampling rounds lie in several, and the last may have surplus groups."""
 
     def __init__(self, file: Path, label: str, episodes: list[Episode], settings: GRPOSection) -> None:
-        self._file, self._label, self._episodes, self._settings = file, label, episodes, settings
+        self._file, self._label, self._episodes, self._settings = _journal(file).path, label, episodes, settings
         self.missing = False
         sampled = sample_batch(
             self._round,
@@ -139,14 +154,21 @@ def _groups(episodes: list[Episode]) -> dict[str, EpisodeGroup]:
     return groups
 
 
-def _read(file: Path) -> Iterator[Episode]:
+def _index(file: Path) -> EpisodeIndex:
     if file.is_dir():
-        found = sorted(path.name for path in [*file.glob("*.jsonl"), *file.glob("episodes/*.jsonl")])
+        places = [path for suffix in ("jsonl", "parquet") for path in [*file.glob(f"*.{suffix}"), *file.glob(f"episodes/*.{suffix}")]]
+        found = sorted({path.stem: path.name for path in places}.values())
         hint = f"one of its journals: {', '.join(found[:5])}{'…' if len(found) > 5 else ''}" if found else "a journal, such as train-0001.jsonl"
         raise UsageError(f"{file} is a folder; give {hint}")
-    if not file.is_file():
+    journal = _journal(file)
+    # A run's label is read whole, by whichever name; a file elsewhere, such as an exported one, by itself.
+    of_run = file.absolute().parent.name == "episodes"
+    paths = journal.paths if of_run else [file]
+    if not paths or not all(path.is_file() for path in paths):
         raise UsageError(f"there is no file {file}; a run's journals are in its folder episodes/")
-    try:
-        yield from Journal(file).read()
-    except ValueError as error:
-        raise UsageError(f"{error}; give a journal of episodes, as a run writes them") from None
+    return journal.index() if of_run else EpisodeIndex.of_file(file)
+
+
+def _journal(file: Path) -> Journal:
+    """The journal of the label that a file is of."""
+    return Journal(file.with_suffix(".jsonl") if file.suffix == ".parquet" else file)

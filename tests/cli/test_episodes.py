@@ -211,17 +211,12 @@ def test_settings_that_cannot_be_read_are_not_guessed(journal, capsys):
     assert told[0].startswith("no advantage: it can't be known, since the run's settings can't be read: ")
 
 
-def test_a_journal_that_grows_while_it_is_read(monkeypatch):
+def test_a_journal_that_grows_while_it_is_read():
     first, second, third = (episode(member, turn([5], [6])) for member in (0, 1, 2))
-    file = write(first, second)
-    read = _journals._read
-
-    def read_while_written(path):
-        yield from read(path)
-        write(third)
-
-    monkeypatch.setattr(_journals, "_read", read_while_written)
-    assert [found.id for found in _journals.latest(file)] == [first.id, second.id]
+    reading = _journals.latest(write(first, second))
+    assert next(reading).id == first.id
+    write(third)
+    assert [found.id for found in reading] == [second.id]
 
 
 def test_realigned_sequences_need_the_tokenizer(capsys):
@@ -316,9 +311,9 @@ def test_a_journal_that_is_not_there(refused):
 
 
 def test_a_folder_instead_of_a_journal(refused, journal):
-    assert refused("episodes", "ls", "run") == "run is a folder; give one of its journals: train-0001.jsonl"
+    assert refused("episodes", "show", "run") == "run is a folder; give one of its journals: train-0001.jsonl"
     Path("empty").mkdir()
-    assert refused("episodes", "ls", "empty") == "empty is a folder; give a journal, such as train-0001.jsonl"
+    assert refused("episodes", "show", "empty") == "empty is a folder; give a journal, such as train-0001.jsonl"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00", b'{"torn": ', b"no JSON\n"])
@@ -376,6 +371,7 @@ def test_without_a_word_it_tells_what_there_is(capsys):
     lines = printed(capsys, "episodes")
     assert any(line.split()[1:2] == ["ls"] for line in lines)
     assert any(line.split()[1:2] == ["show"] for line in lines)
+    assert any(line.split()[1:2] == ["export"] for line in lines)
 
 
 def test_an_unknown_subcommand(refused):
