@@ -138,8 +138,13 @@ def check(
 def evaluate(
     env_id: Annotated[str, typer.Argument(metavar="ENV_ID", help="The environment, such as art_gym/Lookup-v0; `art-gym envs` lists them.")],
     agent: Annotated[
-        str | None,
-        typer.Option(help="Who plays: chat (a model), random, warm-start (the script that runs begin with), or MODULE:FUNCTION (your script)."),
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]SPEC",
+            help="Who plays: chat (what --model or --base-url says), random, warm-start (the script that runs begin with), human, "
+            "MODULE:FUNCTION (your script), http://HOST:PORT/v1#MODEL, a model, or the folder of a model, run, checkpoint or adapter. "
+            "Repeatable: all play the same scenarios.",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The model that plays: smollm2-135m, a folder or a hub id; with --base-url the name it is served under.")
@@ -149,36 +154,44 @@ def evaluate(
     ] = None,
     split: Annotated[Split, typer.Option(help="Which scenarios are played.")] = "test",
     n: Annotated[int, typer.Option("--n", min=1, help="How many scenarios are played.")] = 200,
+    k: Annotated[int, typer.Option("--k", min=1, help="How many episodes of each are played, for pass@k.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at the same time.")] = 32,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature of a chat model.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one reply of a chat model.")] = 64,
     max_model_len: Annotated[int, typer.Option(min=16, help="Longest conversation of a launched model, in tokens.")] = 2048,
     env: EnvKwargs = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent to the server of --base-url.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent to the servers that run already.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the result and every episode there.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the evaluation in --out: play only what is missing.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the evaluation in --out: play only what is missing; agents may be added.")
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the launched server; 0 picks a free one.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap intervals; it changes nothing of what is played.")] = 0,
+    max_failure_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Give up when a larger share of the episodes fails.")] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Play held-out scenarios and report the success rate with its 95% interval."""
+    """Play held-out scenarios with one agent or several, and report how well they do and how sure that is."""
     from art_gym.cli import _eval
     from art_gym.cli.values import parse_assignments
 
     settings = _eval.Settings(
         env_id=env_id,
+        agents=_eval.parse_agents(agent or [], model=model, base_url=base_url),
         env_kwargs=parse_assignments(env or [], "--env"),
-        agent=agent or ("chat" if model or base_url else None),
         model=model,
         base_url=base_url,
         split=split,
         n=n,
+        k=k,
         concurrency=concurrency,
         temperature=temperature,
         max_tokens=max_tokens,
         max_model_len=max_model_len,
         port=port,
+        seed=seed,
+        max_failure_rate=max_failure_rate,
     )
-    _eval.run(settings, api_key=api_key if base_url else None, out=out, resume=resume, as_json=json)
+    _eval.run(settings, api_key=api_key, out=out, resume=resume, as_json=json)
 
 
 @app.command()
@@ -235,7 +248,7 @@ def export_(
 episodes = typer.Typer(help="Look at the episodes that a run or an evaluation recorded.")
 app.add_typer(episodes, name="episodes")
 
-JournalFile = Annotated[Path, typer.Argument(metavar="FILE", help="A journal, such as runs/first/episodes/train-0001.jsonl.")]
+EpisodesFile = Annotated[Path, typer.Argument(metavar="FILE", help="A label's file, such as runs/first/episodes/train-0001.jsonl.")]
 
 
 @episodes.callback(invoke_without_command=True)
@@ -246,18 +259,18 @@ def _episodes_help(context: typer.Context) -> None:
 
 @episodes.command("ls")
 def list_episodes(
-    file: JournalFile,
+    path: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="The folder of a run, or one of the files in its folder episodes/.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the episodes of a journal: scenario, reward, turns, tokens, and how each ended."""
+    """List what a run recorded, label by label; or the episodes of one label: scenario, reward, turns, tokens, and how each ended."""
     from art_gym.cli import _episodes
 
-    _episodes.ls(file, as_json=json)
+    _episodes.ls(path, as_json=json)
 
 
 @episodes.command("show")
 def show_episode(
-    file: JournalFile,
+    file: EpisodesFile,
     episode: Annotated[
         str | None, typer.Option(metavar="ID", help="Which episode, as `art-gym episodes ls` names it; by default the first.")
     ] = None,
@@ -270,3 +283,24 @@ def show_episode(
     from art_gym.cli import _episodes
 
     _episodes.show(file, episode, tokenizer=tokenizer, everything=everything)
+
+
+@episodes.command("export")
+def export_episodes(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of `art-gym eval --out`.")],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .parquet or .jsonl.")],
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Only this label, such as train-0001; repeatable. All, if none is given.")
+    ] = None,
+    successful: Annotated[bool, typer.Option("--successful", help="Only episodes that succeeded.")] = False,
+    form: Annotated[
+        Literal["episodes", "sft"],
+        typer.Option("--format", help="Episodes exactly as they are; or sft: conversations with tools, as TRL's SFTTrainer takes them."),
+    ] = "episodes",
+    force: Annotated[bool, typer.Option("--force", help="Write over the file.")] = False,
+) -> None:
+    """Write the episodes of a run into one file."""
+    from art_gym.cli import _episodes_export
+
+    request = _episodes_export.Request(run=run_dir, to=to, labels=tuple(label or ()), successful=successful, form=form, force=force)
+    _episodes_export.run(request)

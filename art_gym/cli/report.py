@@ -16,10 +16,10 @@ from rich.table import Table
 
 from art_gym._version import __version__
 from art_gym.cli.config import RunConfig
-from art_gym.cli.evaluation import Evaluation
 from art_gym.cli.files import replacing, write_text
 from art_gym.cli.live import COLUMNS, cell, clock
 from art_gym.errors import MissingExtra, UsageError
+from art_gym.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

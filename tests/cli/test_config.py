@@ -132,3 +132,24 @@ def test_a_recipe_is_found_by_an_id_with_its_package():
     values = recipe("art_gym_envs:art_gym/Lookup-v0")
     assert values.pop("env") == recipe("art_gym/Lookup-v0")["env"] | {"id": "art_gym_envs:art_gym/Lookup-v0"}
     assert values == {key: value for key, value in recipe("art_gym/Lookup-v0").items() if key != "env"}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"rollout": {"oversample": 1, "branch": {1: 2}}}, "either oversample or branch"),
+        ({"rollout": {"branch": {0: 2}}}, "greater than 0"),
+        ({"rollout": {"max_failure_rate": 1.5}}, "less than or equal to 1"),
+        ({"grpo": {"credit": "tree", "advantage": "leave_one_out"}}, "another than leave_one_out"),
+        ({"grpo": {"credit": "tree", "discount": 0.9}}, "set credit to turn"),
+    ],
+)
+def test_rollouts_that_can_not_be_are_refused(values, problem):
+    with pytest.raises(UsageError, match=problem):
+        RunConfig.from_values({"env": {"id": "x/Y-v0"}, **values})
+
+
+def test_branches_come_back_from_the_file(tmp_path):
+    config = RunConfig.from_values({"env": {"id": "x/Y-v0"}, "rollout": {"branch": {1: 2, 3: 1}}})
+    config.save(tmp_path / "config.yaml")
+    assert RunConfig.load(tmp_path / "config.yaml").rollout.branch == {1: 2, 3: 1}

@@ -15,7 +15,7 @@ import yaml
 
 from art_gym.cli import main
 from art_gym.cli.config import RunConfig
-from art_gym.cli.evaluation import Evaluation
+from art_gym.evaluation import Evaluation
 from art_gym_trainers import checkpoints
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")

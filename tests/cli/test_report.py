@@ -8,9 +8,9 @@ from rich.console import Console
 
 from art_gym.cli import report
 from art_gym.cli.config import RunConfig
-from art_gym.cli.evaluation import Evaluation
 from art_gym.cli.report import before_after_table, read_evaluations, read_metrics, verdict, write_report
 from art_gym.errors import UsageError
+from art_gym.evaluation import Evaluation
 
 
 def outcome(successes: int, low: float, high: float, **kwargs) -> Evaluation:

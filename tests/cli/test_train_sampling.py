@@ -45,7 +45,7 @@ class Run(_Run):
     def _publish(self, step):
         return SimpleNamespace(version=f"tiny@{step}", difference=0.0, seconds=0.0)
 
-    def _play(self, agent, scenarios, label, *, group_size, detail=""):
+    def _play(self, agent, scenarios, label, *, group_size, detail="", **options):
         if len(self.calls) == self.kill_at:
             raise Killed
         self.calls.append((label, [scenario.seed for scenario in scenarios]))
