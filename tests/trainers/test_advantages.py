@@ -151,3 +151,53 @@ def theirs(trainer_class: Any, config_class: Any, model: Path, folder: Path, **o
     )
     inputs = [{"prompt": prompt} for prompt in "abc" for _ in range(4)]
     return trainer._generate_and_score_completions(inputs)["advantages"].tolist()
+
+
+def branch(parent: Episode, number: int, turn: int, *rewards: float) -> Episode:
+    child = played(parent.member, *[each.reward for each in parent.turns[:turn]], *rewards)
+    child.id, child.parent, child.shared_turns = f"{parent.id}~{number}", parent.id, turn
+    parent.branches.append(turn)
+    return child
+
+
+def test_credit_by_tree_compares_places_with_the_group_and_with_the_place_before() -> None:
+    trunk, other = played(0, 0.0, 0.0, 1.0), played(1, 0.0, 0.0)
+    first, second = branch(trunk, 0, 1, 0.0, 0.0), branch(trunk, 1, 1, 0.0)
+    (found,) = batch_advantages([group(trunk, first, second, other)], "group_mean", credit="tree")
+    # V(root) = 1/4. Through the place before turn 1 of the trunk went three episodes, with a mean return of 1/3.
+    assert found["s0"] == pytest.approx([(2 / 3 - 1 / 4 - 1 / 4) / math.sqrt(3), 2 - 1 / 4 - 1 / 3, 2 - 1 / 4 - 1 / 3])
+    assert found["s0~0"] == pytest.approx([0.0, -1 / 4 - 1 / 3, -1 / 4 - 1 / 3])
+    assert found["s0~1"] == pytest.approx([0.0, -1 / 4 - 1 / 3])
+    assert found["s1"] == pytest.approx([-1 / 2, -1 / 2])
+    (scaled,) = batch_advantages([group(trunk, first, second, other)], "group_std", credit="tree")
+    assert scaled["s1"] == pytest.approx([-0.5 / 0.5001] * 2)
+
+
+def test_credit_by_tree_counts_branches_of_branches_and_leaves_failed_episodes_out() -> None:
+    trunk = played(0, 0.0, 0.0, 0.0)
+    child = branch(trunk, 0, 1, 0.0, 1.0)
+    grandchild = branch(child, 0, 2, 1.0)
+    failed = branch(trunk, 1, 1, 5.0)
+    failed.failure = Failure("policy", "gone")
+    (found,) = batch_advantages([group(trunk, child, grandchild, failed)], "group_mean", credit="tree")
+    # Three finished, with a mean return of 2/3, all through the place before turn 1; two through the child's before turn 2, both with 1.
+    assert found["s0"] == pytest.approx([0.0, -4 / 3, -4 / 3])
+    assert found["s0~0"] == pytest.approx([0.0, (2 - 4 / 3) / math.sqrt(2), 2 - 2 / 3 - 1])
+    assert found["s0~0~0"] == pytest.approx([0.0, 0.0, 2 - 2 / 3 - 1])
+    assert "s0~1" not in found
+
+
+def test_credit_by_tree_is_that_by_episode_doubled_where_nothing_branched() -> None:
+    episodes = [played(0, 0.0, 1.0), played(1, 0.0), played(2, 0.5)]
+    (tree,) = batch_advantages([group(*episodes)], "group_mean", credit="tree")
+    (plain,) = batch_advantages([group(*episodes)], "group_mean")
+    assert tree == {id: pytest.approx([2 * value for value in values]) for id, values in plain.items()}
+
+
+def test_credit_by_tree_with_equal_returns_is_nothing_and_leave_one_out_is_refused() -> None:
+    trunk = played(0, 0.0, 0.5)
+    same = group(trunk, branch(trunk, 0, 1, 0.5))
+    assert batch_advantages([same], "group_std", credit="tree") == [{"s0": [0.0, 0.0], "s0~0": [0.0, 0.0]}]
+    assert not tells_something(same, credit="tree")
+    with pytest.raises(ValueError, match="group_std, group_mean or batch_std"):
+        batch_advantages([same], "leave_one_out", credit="tree")

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from art_gym.episodes import Episode, EpisodeGroup, Failure, Turn
+from art_gym.messages import call
+from art_gym.rollout import Reply, Runner, TurnState, branch_at
 from art_gym.scenarios import Scenario
 from art_gym_trainers.rows import Row, batch_rows, split_steps
-from art_gym_trainers.sequences import TokenSequence
+from art_gym_trainers.sequences import TokenSequence, episode_sequences
 
 pytestmark = pytest.mark.train
 
@@ -86,3 +88,41 @@ def test_steps_are_dealt_evenly_and_never_empty() -> None:
     assert [len(step) for step in split_steps(groups, 8)] == [1, 1, 1]
     assert [len(step) for step in split_steps(groups, 2)] == [2, 1]
     assert split_steps([], 8) == []
+
+
+class Halving:
+    """Guesses at random, with made-up tokens: each reply's prompt is all that was said before."""
+
+    name = "made-up tokens"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def act(self, state: TurnState) -> Reply:
+        self.calls += 1
+        said = state.memory.setdefault("said", [1])
+        prompt, number = [*said, 100 + state.turn], int(state.rng.integers(1, 1001))
+        said[:] = [*prompt, 1000 + self.calls]
+        return Reply(call("guess", number=number), prompt_ids=prompt, completion_ids=[1000 + self.calls], logprobs=[-0.5])
+
+    async def close(self) -> None:
+        pass
+
+
+def test_what_branches_share_is_sampled_once_and_trained_once() -> None:
+    agent = Halving()
+    runner = Runner("art_gym/GuessNumber-v0", agent, env_kwargs={"high": 1000, "max_turns": 5}, group_size=3, branch=branch_at({2: 2, 3: 1}))
+    groups = runner.collect([Scenario(f"s{seed}", seed) for seed in range(4)])
+    for group in groups:
+        sequences = [sequence for episode in group.episodes for sequence in episode_sequences(episode)]
+        assert len(sequences) == len(group.episodes) > 3
+        assert all(sequence.fork is None for sequence in sequences)
+    trained = [
+        token
+        for group in groups
+        for episode in group.episodes
+        for sequence in episode_sequences(episode)
+        for token, sampled in zip(sequence.token_ids, sequence.sampled, strict=True)
+        if sampled
+    ]
+    assert sorted(trained) == list(range(1001, 1001 + agent.calls))

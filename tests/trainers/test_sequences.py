@@ -331,3 +331,21 @@ def test_real_context_in_other_tokens_is_realigned(tokenizer: Any) -> None:
     assert sequence.realigned == 1
     assert sequence.token_ids[: len(played.turns[0].prompt_ids)] == played.turns[0].prompt_ids
     assert tokenizer.decode(sequence.token_ids) == tokenizer.decode(played.turns[1].prompt_ids + played.turns[1].completion_ids)
+
+
+def test_what_a_branch_shares_with_its_parent_is_context() -> None:
+    branch = episode(turn([1, 2], [3, 4], [-0.1, -0.2]), turn([1, 2, 3, 4, 5, 6], [7], [-0.3]))
+    branch.parent, branch.shared_turns = "e0", 1
+    (sequence,) = episode_sequences(branch)
+    assert sequence.token_ids == [1, 2, 3, 4, 5, 6, 7]
+    assert sequence.sampled == [False] * 6 + [True]
+    assert sequence.logprobs == [0.0] * 6 + [-0.3]
+    assert sequence.turns == [-1, -1, 0, 0, -1, -1, 1]
+
+
+def test_a_fork_within_what_is_shared_is_computed_and_not_trained() -> None:
+    branch = episode(turn([1, 2], [3, 4]), turn([1, 9, 5], [6]), turn([1, 9, 5, 6, 8], [7]))
+    branch.parent, branch.shared_turns = "e0", 1
+    first, second = episode_sequences(branch)
+    assert not any(first.sampled)
+    assert second.sampled == [False, False, False, True, False, True]

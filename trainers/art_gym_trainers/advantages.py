@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Literal
 
-from art_gym.episodes import EpisodeGroup
+from art_gym.episodes import Episode, EpisodeGroup
 
 AdvantageScheme = Literal["group_std", "group_mean", "batch_std", "leave_one_out"]
 """What is taken off a return, and what the rest is divided by; the formulas are at `group_advantages`."""
 
-Credit = Literal["episode", "turn"]
-"""Whether all tokens of an episode have its advantage, or those of each turn their own."""
+Credit = Literal["episode", "turn", "tree"]
+"""Whether all tokens of an episode have its advantage, those of each turn their own, or those between two places where episodes branch off."""
 
 EPSILON = 1e-4
 """Added to a standard deviation before it divides; TRL's value."""
@@ -91,14 +92,25 @@ def batch_advantages(
     at the first turn a group's episodes are in the same state, later the number stands for how far they came. A turn that only one episode came
     to has nothing to be compared with, and advantage 0.
 
+    With credit by tree, for groups whose episodes branched (`Runner(branch=…)`), the value V of a place is the mean return of all finished
+    episodes that went through it. The turns from one place where episodes branch off to the next have the advantage
+    (V(next) - V(root) + V(next) - V(this)) / sqrt(episodes through next): what they did for the outcome, against all of the group's episodes
+    and against those that were in the same place (TreeRL, arXiv 2506.11902, equations 2 to 4), divided by what `scheme` divides by. The end of
+    an episode is a place of its own, with its return as the value.
+
     Failed episodes neither get an advantage nor count in a mean or deviation.
 
     Args:
         groups: Of the whole batch; for `batch_std` all its finished episodes count, also those of groups that tell nothing.
         scheme: How returns are compared; with credit by turn n is the number of episodes that came to the turn.
-        credit: By episode or by turn.
+        credit: By episode, by turn or by tree.
         discount: Of later rewards, a turn; with credit by turn only.
+
+    Raises:
+        ValueError: Credit by tree with `leave_one_out`: a place's value is a mean over episodes that its turns led to.
     """
+    if credit == "tree":
+        return _tree_advantages(groups, scheme)
     cohorts = [_cohorts(group, credit, discount) for group in groups]
     batch = [value for group in cohorts for cohort in group for value in cohort]
     return [
@@ -114,10 +126,54 @@ def tells_something(group: EpisodeGroup, *, credit: Credit = "episode", discount
 
 def _cohorts(group: EpisodeGroup, credit: Credit, discount: float) -> list[list[float]]:
     """The values that are compared with one another: returns, or the returns-to-go at each turn; of finished episodes, in order."""
-    if credit == "episode":
+    if credit != "turn":
         return [[episode.reward for episode in group.finished]]
     returns = [returns_to_go([turn.reward for turn in episode.turns], discount) for episode in group.finished]
     return [[values[turn] for values in returns if turn < len(values)] for turn in range(max(map(len, returns), default=0))]
+
+
+def _tree_advantages(groups: Sequence[EpisodeGroup], scheme: AdvantageScheme) -> list[dict[str, list[float]]]:
+    if scheme == "leave_one_out":
+        raise ValueError("credit by tree takes a place's value from the episodes through it; use it with group_std, group_mean or batch_std")
+    returns = [[episode.reward for episode in group.finished] for group in groups]
+    batch = [value for own in returns for value in own]
+    advantages = []
+    for group, own in zip(groups, returns, strict=True):
+        _check_finite(own)
+        scale = 1.0 if scheme == "group_mean" else _deviation(own if scheme == "group_std" else batch) + EPSILON if _differ(own) else math.inf
+        advantages.append({episode.id: [value / scale for value in _by_place(group, episode)] for episode in group.finished})
+    return advantages
+
+
+def _by_place(group: EpisodeGroup, episode: Episode) -> list[float]:
+    """The advantage of each turn of an episode, before it is scaled; 0.0 for those of its parent."""
+    root = _mean([each.reward for each in group.finished])
+    own = len(episode.turns) - episode.shared_turns
+    places = sorted({episode.shared_turns, *episode.branches} & set(range(episode.shared_turns, len(episode.turns))))
+    if not own:
+        return [0.0] * len(episode.turns)
+    parent = next((each for each in group.episodes if each.id == episode.parent), None)
+    here = root if parent is None else _mean(_returns_through(group, parent, episode.shared_turns))
+    values = [0.0] * episode.shared_turns
+    for begin, end in itertools.pairwise([*places, len(episode.turns)]):
+        through = _returns_through(group, episode, end) if end < len(episode.turns) else [episode.reward]
+        there = _mean(through)
+        values += [(2 * there - root - here) / math.sqrt(len(through))] * (end - begin)
+        here = there
+    return values
+
+
+def _returns_through(group: EpisodeGroup, episode: Episode, turn: int) -> list[float]:
+    """Returns of the finished episodes that came to the place before a turn: the episode itself, and what branched off it there or later."""
+    found = [] if episode.failure is not None else [episode.reward]
+    for child in group.episodes:
+        if child.parent == episode.id and child.shared_turns >= turn:
+            found += _returns_through(group, child, child.shared_turns)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _by_episode(group: EpisodeGroup, compared: list[list[float]], credit: Credit) -> dict[str, list[float]]:

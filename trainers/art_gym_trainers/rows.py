@@ -34,7 +34,7 @@ class Row:
     @classmethod
     def by_turn(cls, sequence: TokenSequence, advantages: Sequence[float]) -> Row:
         """Give every sampled token the advantage of the turn that sampled it."""
-        return cls(sequence, [advantages[turn] if turn >= 0 else 0.0 for turn in sequence.turns])
+        return cls(sequence, [advantages[turn] if flag else 0.0 for turn, flag in zip(sequence.turns, sequence.sampled, strict=True)])
 
 
 @dataclass(slots=True)

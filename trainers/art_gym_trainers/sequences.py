@@ -22,9 +22,10 @@ class TokenSequence:
     Attributes:
         episode_id: The episode that it comes from.
         token_ids: Context and sampled tokens, in order.
-        sampled: Whether the policy sampled the token; only these are trained on.
+        sampled: Whether the policy sampled the token in this episode; only these are trained on. What a branch shares with its parent was
+            sampled there, and is context here.
         logprobs: Log-probability of each sampled token when it was sampled; 0.0 on context.
-        turns: Index of the turn that sampled the token; -1 on context.
+        turns: Index of the turn that sampled the token, the parent's turns too; -1 on what no turn sampled.
         fork: Why the sequence was started in mid-episode; None for an episode's first.
         realigned: How many turns were appended although their prompts spelled the context before them in other tokens.
     """
@@ -45,15 +46,16 @@ class TokenSequence:
         """Number of tokens before the first sampled one."""
         return self.sampled.index(True) if True in self.sampled else len(self)
 
-    def _append(self, index: int, context: list[int], completion_ids: list[int], logprobs: list[float]) -> None:
+    def _append(self, index: int, context: list[int], completion_ids: list[int], logprobs: list[float] | None) -> None:
+        """Append a turn; without log-probabilities it is the parent's."""
         self.token_ids += [*context, *completion_ids]
-        self.sampled += [False] * len(context) + [True] * len(completion_ids)
-        self.logprobs += [0.0] * len(context) + logprobs
+        self.sampled += [False] * len(context) + [logprobs is not None] * len(completion_ids)
+        self.logprobs += [0.0] * len(context) + (logprobs or [0.0] * len(completion_ids))
         self.turns += [-1] * len(context) + [index] * len(completion_ids)
 
 
 def episode_sequences(episode: Episode, *, decode: Decode | None = None, realign: bool = False) -> list[TokenSequence]:
-    """Lay an episode's recorded tokens out as sequences: one, unless it forked.
+    """Lay an episode's recorded tokens out as sequences: one, unless it forked. A branch's begin with its parent's tokens, as context.
 
     Args:
         episode: What was played.
@@ -71,7 +73,8 @@ def episode_sequences(episode: Episode, *, decode: Decode | None = None, realign
         raise ValueError("realign compares texts: give decode too, such as token_decoder(tokenizer)")
     sequences: list[TokenSequence] = []
     for index, turn in enumerate(episode.turns):
-        prompt_ids, completion_ids, logprobs = _recorded(episode, index, turn)
+        prompt_ids, completion_ids, recorded = _recorded(episode, index, turn)
+        logprobs = recorded if index >= episode.shared_turns else None
         cause = None
         if sequences:
             current = sequences[-1]
