@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 
 from art_gym._steps import Step, reset_env, step_env
-from art_gym.episodes import Episode, EpisodeGroup, Turn
+from art_gym.episodes import Episode, EpisodeGroup, Failure, Turn
 from art_gym.messages import Message
 from art_gym.registration import make
 
@@ -29,7 +29,7 @@ class Divergence:
     Attributes:
         turn: Index of the turn, from 0. An observation belongs to the turn that was played after it, the final one to the last turn.
         field: What differs: "observation", "reward", "rewards", "invalid_calls", "terminated", "truncated", "truncation", "metrics",
-            "final_observation"; or "exception", where the replay raised one.
+            "final_observation", "failure"; or "exception", where the replay raised one.
         expected: What was recorded; None for an exception.
         actual: What the replay gave; an exception as text.
     """
@@ -52,8 +52,8 @@ def replay(env: str | gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, 
     """Play a recorded episode again: reset to its scenario, take its actions, and compare what the environment returns.
 
     Compared are the observations, the reward and its components, refused calls, flags, the reason of a truncation, metrics and the final
-    observation. Numbers must be equal to the last bit. An episode that failed, that its model's context cut, or that was abandoned is compared
-    as far as it goes.
+    observation. Numbers must be equal to the last bit. An episode that its model's context cut, that was abandoned, or whose policy failed is
+    compared as far as it goes; one whose environment raised an exception must raise it again. What ran past its time is left out.
 
     >>> import art_gym
     >>> scenario = art_gym.Scenario("s", seed=3)
@@ -119,9 +119,22 @@ def _differences(env: gymnasium.Env[Any, Any], episode: Episode) -> Iterator[Div
         yield from _compare_step(index, episode, turn, step)
         metrics.update(step.metrics)
         observation = [*step.observation]
+    failure = episode.failure
+    if failure is not None and failure.kind == "environment" and failure.action is not None:
+        yield from _compare_failure(env, len(episode.turns), failure)
     yield from _compare(last, metrics=(episode.metrics, metrics))
     if episode.turns or episode.final_observation or episode.failure is None:
         yield from _compare(last, final_observation=(episode.final_observation, observation))
+
+
+def _compare_failure(env: gymnasium.Env[Any, Any], index: int, failure: Failure) -> Iterator[Divergence]:
+    """Take the action that an environment failed at."""
+    try:
+        step_env(env, copy.deepcopy(failure.action))
+    except Exception as error:  # noqa: BLE001  the same
+        yield from _compare(index, failure=(failure.message, Failure.of("environment", error).message))
+    else:
+        yield Divergence(index, "failure", failure.message, "")
 
 
 def _compare_step(index: int, episode: Episode, turn: Turn, step: Step) -> Iterator[Divergence]:

@@ -1,4 +1,4 @@
-"""Copying the state of an environment out of it and into one, when parts of the state refer to the environment."""
+"""Copying the state of an environment out of it and into one, through its wrappers, when parts of the state refer to the environment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+import gymnasium
+
+_NOT_STATE = frozenset({"env", "_action_space", "_observation_space", "_metadata", "_cached_spec", "_saved_kwargs"})
+"""Attributes of any Gymnasium wrapper that belong to the instance and not to its episode."""
+
+
+def snapshot(env: gymnasium.Env[Any, Any]) -> Any:
+    """Return the state of an environment with whatever wrappers are around it; Gymnasium's own know nothing of snapshots.
+
+    Raises:
+        AttributeError: The environment has no snapshots.
+    """
+    if callable(take := getattr(env, "snapshot", None)):
+        return take()
+    if isinstance(env, gymnasium.Wrapper):
+        own = {name: value for name, value in vars(env).items() if name not in _NOT_STATE}
+        return {"env": snapshot(env.env), "wrapper": copy_out(own, layers(env))}
+    raise AttributeError(f"{env} has no snapshots: it needs the methods snapshot() and restore(state), as art_gym.ToolEnv has them")
+
+
+def restore(env: gymnasium.Env[Any, Any], state: Any) -> None:
+    """Bring an environment into a state that `snapshot` returned, of this instance or of another one that was made and wrapped alike."""
+    if callable(put := getattr(env, "restore", None)):
+        put(state)
+    elif isinstance(env, gymnasium.Wrapper):
+        restore(env.env, state["env"])
+        vars(env).update(copy_in(state["wrapper"], layers(env)))
+
+
+def layers(env: gymnasium.Env[Any, Any]) -> list[gymnasium.Env[Any, Any]]:
+    """Return a wrapper, what it wraps, and so on inwards: what a wrapper's state may refer to."""
+    found = [env]
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+        found.append(env)
+    return found
 
 
 def copy_out(state: Mapping[str, Any], owners: Sequence[object]) -> dict[str, Any]:

@@ -6,13 +6,15 @@ Gymnasium environment of messages; what `ToolEnv` reports beyond the API is take
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import gymnasium
 
 from art_gym._figures import finite
+from art_gym._snapshots import restore, snapshot
 from art_gym.episodes import TruncationReason
 from art_gym.messages import Observation, ToolSchema
 from art_gym.scenarios import Scenario
@@ -52,6 +54,24 @@ def reset_env(env: gymnasium.Env[Any, Any], scenario: Scenario) -> Start:
 def step_env(env: gymnasium.Env[Any, Any], action: Any) -> Step:
     """Take a step. Runs where the environment lives."""
     return read_step(env.step(action))
+
+
+def snapshot_env(env: gymnasium.Env[Any, Any], _: None) -> Any:
+    """Return a snapshot of the environment; None if it has none. Runs where the environment lives."""
+    return snapshot(env) if env.has_wrapper_attr("snapshot") else None
+
+
+def restore_env(env: gymnasium.Env[Any, Any], place: tuple[Any, Sequence[Any]]) -> None:
+    """Bring the environment, just reset to the same scenario, to where it was after some actions: by a snapshot, or without one by taking them.
+
+    Runs where the environment lives.
+    """
+    state, actions = place
+    if state is not None:
+        restore(env, state)
+        return
+    for action in actions:
+        step_env(env, copy.deepcopy(action))
 
 
 def read_start(env: gymnasium.Env[Any, Any], observation: Any) -> Start:

@@ -7,6 +7,7 @@ Who must act on an error decides its class:
   exits with code 2. Every text says what happened, what was expected, and the way out.
 * `EpisodeError` and its subclasses: **nobody at once**. One episode failed; the runner records the failure with its `kind` and the other
   episodes go on.
+* `TooManyFailures`: the **user**. So many episodes failed that the rest would be wasted.
 * `RunStopped`: the **user**, later. A run ended itself in order, since its configuration says so; the command line exits with code 3.
 * Any other exception raised inside an environment is a bug of that environment: the runner records it as a failure of kind `environment`,
   with its traceback.
@@ -14,6 +15,7 @@ Who must act on an error decides its class:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 FailureKind = Literal["environment", "tool_timeout", "policy", "engine", "cancelled"]
@@ -39,8 +41,12 @@ class MissingExtra(UsageError):
 
     def __init__(self, needs: str, *, extra: str, package: str) -> None:
         super().__init__(f"{needs} needs the package '{package}', which isn't installed: pip install 'art-gym[{extra}]'")
+        self.needs = needs
         self.extra = extra
         self.package = package
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(MissingExtra, extra=self.extra, package=self.package), (self.needs,)
 
 
 class MissingTokens(UsageError):
@@ -49,6 +55,10 @@ class MissingTokens(UsageError):
 
 class RunStopped(ArtGymError):
     """An alarm ended a training run after a batch's checkpoint; the text names the figure, its limit and the way to go on."""
+
+
+class TooManyFailures(ArtGymError):
+    """A rollout was ended since more of its episodes failed than its `max_failure_rate` allows; the text tells of which kinds they are."""
 
 
 class EpisodeError(ArtGymError):
@@ -65,6 +75,10 @@ class ToolTimeout(EpisodeError):
     """A tool call ran past its time limit. The call may still run and change the environment, which can't be reset before it is over."""
 
     kind = "tool_timeout"
+
+
+class EnvironmentDied(EpisodeError):
+    """The process that held an environment is gone; the text says how it ended."""
 
 
 class PolicyError(EpisodeError):

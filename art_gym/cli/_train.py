@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from art_gym._files import sync, sync_all
 from art_gym.cli import _standing
@@ -23,13 +23,13 @@ from art_gym.cli._grpo_arguments import computes_in_bfloat16, grpo_arguments
 from art_gym.cli._practice import Practice, first_scenarios
 from art_gym.cli._serving import Serving
 from art_gym.cli.config import RunConfig
-from art_gym.cli.evaluation import Evaluation, evaluate
 from art_gym.cli.files import write_text
 from art_gym.cli.live import LiveTable
 from art_gym.cli.report import read_evaluations, write_report
 from art_gym.episodes import Episode, EpisodeGroup
 from art_gym.errors import RunStopped, UsageError
-from art_gym.rollout import Runner
+from art_gym.evaluation import Evaluation, evaluate
+from art_gym.rollout import Runner, branch_at
 from art_gym.scenarios import Scenario
 from art_gym.store import EpisodeStore
 from art_gym_agents import ChatAgent, ScriptedAgent
@@ -158,7 +158,7 @@ class _Run:
     def measure_untrained(self) -> None:
         self._evaluate("untrained")
         # A server that gives no tokens is found out here, before anything is spent on training.
-        require_tokens(episode for episode in self.store.journal("eval-untrained").latest().values() if episode.failure is None)
+        require_tokens(episode for episode in self.store.journal("eval-untrained").read() if episode.failure is None)
 
     def warm_up(self) -> None:
         """Supervised steps on scripted episodes; the adapter lies in `checkpoints/warm-start`."""
@@ -236,6 +236,7 @@ class _Run:
                 decode=token_decoder(self.tokenizer),
                 realign=settings.realign,
             )
+            self._compact(but=f"train-{batch:04d}")
             self.live.phase("training", f"batch {batch} of {settings.batches}")
             started = time.perf_counter()
             with self.serving.asleep():
@@ -256,6 +257,10 @@ class _Run:
             _standing.raise_for_alarms(batch, alarmed)
             published = self._publish(batch)
 
+    def _compact(self, *, but: str) -> None:
+        """Make tables of the episodes of all stages before this one, which are over."""
+        self.store.compact(*(label for label in self.store.labels() if not label.startswith(but)))
+
     def _sample(self, batch: int, first: int) -> SampledBatch:
         """Play a batch's scenarios, from number `first` on; with dynamic sampling in rounds.
 
@@ -269,6 +274,8 @@ class _Run:
                 self._practice.take(first + played, count),
                 f"train-{batch:04d}" + (f"-from-{played:04d}" if played else ""),
                 group_size=settings.group_size,
+                oversample=self.config.rollout.oversample,
+                branch=branch_at(self.config.rollout.branch) if self.config.rollout.branch else None,
                 detail=f"batch {batch} of {settings.batches}" + (f", {played} scenarios played" if played else ""),
             )
 
@@ -280,7 +287,7 @@ class _Run:
         )
 
     def _play(
-        self, agent: ChatAgent | ScriptedAgent, scenarios: list[Scenario], label: str, *, group_size: int, detail: str = ""
+        self, agent: ChatAgent | ScriptedAgent, scenarios: list[Scenario], label: str, *, group_size: int, detail: str = "", **options: Any
     ) -> list[EpisodeGroup]:
         rollout = self.config.rollout
         runner = Runner(
@@ -292,9 +299,11 @@ class _Run:
             turn_timeout=rollout.turn_timeout,
             tool_timeout=rollout.tool_timeout,
             episode_timeout=rollout.episode_timeout,
+            max_failure_rate=rollout.max_failure_rate,
             engine_check=self.engine.check,
+            **options,
         )
-        progress = _Counter(self.live, "rollout", len(scenarios) * group_size, detail)
+        progress = _Counter(self.live, "rollout", len(scenarios) * (group_size + runner.oversample), detail)
         return runner.collect(scenarios, journal=self.store.journal(label), resume=True, progress=progress)
 
     def _evaluate(self, stage: str) -> None:

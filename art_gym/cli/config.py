@@ -111,6 +111,18 @@ class RolloutSection(Section):
     """Seconds for one step of the environment."""
     episode_timeout: PositiveFloat = 600.0
     """Seconds for one episode."""
+    max_failure_rate: float = Field(default=0.5, ge=0, le=1)
+    """Share of a batch's episodes that may fail (of at least 20); beyond it the run ends, and says of what they failed."""
+    oversample: NonNegativeInt = 0
+    """Episodes of each scenario that GRPO plays beside grpo.group_size; when that many have finished, the slowest are cut."""
+    branch: dict[PositiveInt, PositiveInt] = {}
+    """How many more episodes branch off each of a group's in GRPO, by the turn before which they do: {1: 2} lets three go on from turn 1."""
+
+    @model_validator(mode="after")
+    def _cut_or_branch(self) -> Self:
+        if self.oversample and self.branch:
+            raise ValueError("oversample cuts a group's slowest episodes, whose branches others share; give either oversample or branch")
+        return self
 
 
 class WarmStartSection(Section):
@@ -166,8 +178,9 @@ class GRPOSection(Section):
     advantage: Literal["group_std", "group_mean", "batch_std", "leave_one_out"] = "group_std"
     """Return minus the group's mean, divided by the standard deviation of the group (group_std), of the batch (batch_std) or by nothing
     (group_mean); or minus the mean of the group's others (leave_one_out)."""
-    credit: Literal["episode", "turn"] = "episode"
-    """Whether all tokens have the advantage of their episode, or that of their turn: of the rewards from it on."""
+    credit: Literal["episode", "turn", "tree"] = "episode"
+    """Whether all tokens have the advantage of their episode, or that of their turn: of the rewards from it on; or where episodes branch
+    (rollout.branch), of what the turns between two branches did for the outcome."""
     discount: float = Field(default=1.0, ge=0, le=1)
     """What a reward is worth one turn earlier, with credit turn."""
     dynamic_sampling: bool = False
@@ -189,8 +202,10 @@ class GRPOSection(Section):
 
     @model_validator(mode="after")
     def _discount_has_turns(self) -> Self:
-        if self.discount != 1 and self.credit == "episode":
+        if self.discount != 1 and self.credit != "turn":
             raise ValueError(f"discount ({self.discount}) acts on the rewards of turns; set credit to turn, or leave discount at 1")
+        if self.credit == "tree" and self.advantage == "leave_one_out":
+            raise ValueError("credit tree takes a place's value from the episodes through it; set advantage to another than leave_one_out")
         return self
 
 

@@ -60,3 +60,12 @@ def check_seconds(**seconds: Any) -> None:
     for name, value in seconds.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise UsageError(f"{name} is {value!r:.100}; it must be a number of seconds of more than 0")
+
+
+def check_oversampling(oversample: Any, branch: Any) -> None:
+    if not isinstance(oversample, int) or isinstance(oversample, bool) or oversample < 0:
+        raise UsageError(f"oversample is {oversample!r:.100}; it must be a whole number of episodes, 0 for none")
+    if branch is not None and not callable(branch):
+        raise UsageError(f"branch is {branch!r:.100}; it must be a function of an episode and its state, such as branch_at({{2: 3}})")
+    if branch is not None and oversample:
+        raise UsageError("oversample cuts a group's slowest episodes, whose branches others share; give either oversample or branch")

@@ -1,8 +1,9 @@
 """Hosts: where an environment instance lives while the runner plays it.
 
-A host makes its environment on the first call, runs functions on it, and closes it. Environments that declare themselves instant live in the
-event loop; all others in a thread of their own, and always in the same one, since much of what environments hold (database connections,
-browsers) may only be used in the thread that opened it.
+A host makes its environment on the first call, runs functions on it, and closes it. The hosts of this module live in this process: in the event
+loop, for environments that declare themselves instant, or in a thread of their own, and always in the same one, since much of what environments
+hold (database connections, browsers) may only be used in the thread that opened it. Processes and Ray's actors are `_process_host`'s and
+`_ray_host`'s; `isolation` chooses.
 """
 
 from __future__ import annotations
@@ -50,11 +51,37 @@ class Host(Protocol):
         ...
 
 
+class HostFactory(Protocol):
+    """Makes hosts of one kind, and owns what they share."""
+
+    def new(self) -> Host:
+        """Return a host without an environment yet."""
+        ...
+
+    async def close(self) -> None:
+        """End what the hosts share, and with it any host that is still there."""
+        ...
+
+
+class LocalHosts:
+    """Makes hosts in this process, which share nothing."""
+
+    def __init__(self, kind: type[InlineHost] | type[ThreadHost], make: Make) -> None:
+        self._kind = kind
+        self._make = make
+
+    def new(self) -> Host:
+        return self._kind(self._make)
+
+    async def close(self) -> None:
+        pass
+
+
 class InlineHost:
     """An environment in the event loop."""
 
     def __init__(self, make: Make) -> None:
-        self._slot = _Slot(make)
+        self._slot = Slot(make)
 
     async def call(self, function: Callable[..., T], *args: Any, timeout: float) -> T:
         try:
@@ -76,7 +103,7 @@ class ThreadHost:
     """An environment in a thread of its own."""
 
     def __init__(self, make: Make) -> None:
-        self._slot = _Slot(make)
+        self._slot = Slot(make)
         self._thread = DaemonThread("art_gym environment")
 
     async def call(self, function: Callable[..., T], *args: Any, timeout: float) -> T:
@@ -97,8 +124,8 @@ class ThreadHost:
             _log.warning("an environment is still busy %g s after the end of the rollout; its thread is left behind", CLOSE_SECONDS)
 
 
-class _Slot:
-    """The environment itself, made when it is first needed. Used in one thread only."""
+class Slot:
+    """The environment itself, made when it is first needed. Used in one thread only, in this process or in another."""
 
     def __init__(self, make: Make) -> None:
         self._make = make

@@ -7,7 +7,9 @@ episodes are played, and where they are kept, belongs to the runner.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -16,13 +18,15 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from art_gym._actions import message_of
-from art_gym._steps import reset_env, step_env
+from art_gym._steps import reset_env, restore_env, snapshot_env, step_env
 from art_gym._transcripts import new_messages
 from art_gym.episodes import Episode, Failure, Turn
 from art_gym.errors import ContextOverflow, EngineError, FailureKind, PolicyError, ToolTimeout, UsageError
-from art_gym.messages import AssistantMessage
+from art_gym.messages import AssistantMessage, Message, Observation
 from art_gym.rollout._hosts import Host, HostTimeoutError
+from art_gym.rollout._turnstile import Turnstile
 from art_gym.rollout.agent import Agent, Reply, TurnState
+from art_gym.rollout.gate import Order, RequestGate
 
 T = TypeVar("T")
 
@@ -42,6 +46,33 @@ class Limits:
     episode: float
 
 
+@dataclass(slots=True)
+class Seat:
+    """Where one episode is played: a host, and whether its environment is at work."""
+
+    host: Host
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The place in an episode at which others begin.
+
+    Attributes:
+        turns: The turns before it, the parent's own.
+        observation: What the environment had returned there.
+        messages: The transcript up to there.
+        memory: The agent's.
+        snapshot: The environment's state; None where it can't be had, so that the turns' actions are taken again.
+    """
+
+    turns: list[Turn]
+    observation: Observation
+    messages: list[Message]
+    memory: dict[str, Any]
+    snapshot: Any
+
+
 class _FailedError(Exception):
     """The episode can't go on."""
 
@@ -50,93 +81,177 @@ class _FailedError(Exception):
         self.failure = failure
 
 
-async def play(episode: Episode, host: Host, agent: Agent, limits: Limits) -> None:
-    """Fill the episode in as it happens. Whatever goes wrong in it ends up in `episode.failure`.
+@dataclass(slots=True)
+class Play:
+    """The playing of one episode.
 
-    Raises:
-        UsageError: The agent can't play at all as it was set up.
-        asyncio.CancelledError: The rollout was cancelled; the episode holds what happened before.
+    Attributes:
+        episode: Filled in as it happens.
+        seat: Where its environment lives.
+        agent: Who plays.
+        limits: Of its waits.
+        gate: Lets its policy calls through.
+        turnstile: Lets it go on when it was answered.
+        order: Whose turn it is at the gate.
+        branches: How many episodes are to branch off before this turn; None if none ever do.
+        grow: Takes the place at which they begin, and how many they are.
+        start: Where it branched off another one; None if it starts at a reset.
     """
-    begin = perf_counter()
-    try:
-        await _play(episode, host, agent, limits)
-    except _FailedError as error:
-        episode.failure = error.failure
-    finally:
-        episode.seconds = perf_counter() - begin
 
+    episode: Episode
+    seat: Seat
+    agent: Agent
+    limits: Limits
+    gate: RequestGate
+    turnstile: Turnstile
+    order: Order
+    branches: Callable[[Episode, TurnState], int] | None = None
+    grow: Callable[[Branch, int], None] = lambda branch, count: None
+    start: Branch | None = None
+    deadline: float = math.inf
 
-async def _play(episode: Episode, host: Host, agent: Agent, limits: Limits) -> None:
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + limits.episode
-    scenario = episode.scenario
-    start = await _on_host(host, reset_env, scenario, seconds=limits.episode)
-    episode.env_id, episode.tools = start.env_id, start.tools
-    observation = start.observation
-    state = TurnState(
-        env_id=start.env_id,
-        scenario=scenario,
-        member=episode.member,
-        turn=0,
-        messages=[*observation],
-        observation=observation,
-        tools=start.tools,
-        action_space=start.action_space,
-        rng=_generator(scenario.seed, episode.member),
-    )
-    yielded = clock()
-    while True:
-        episode.final_observation = [*observation]
-        if clock() - yielded > HOLD_SECONDS:
-            await asyncio.sleep(0)
-            yielded = clock()
-        if (now := clock()) >= deadline:
-            raise _FailedError(Failure("policy", f"the episode did not end within {limits.episode:.3g} s"))
-        asked = perf_counter()
-        state.timeout = min(limits.turn, deadline - now)
-        reply = await _ask(agent, state)
-        if reply is None:
-            episode.truncated, episode.truncation = True, "context_length"
-            return
-        answered = perf_counter()
-        step = await _on_host(host, step_env, reply.action, seconds=min(limits.step, deadline - clock()))
-        episode.turns.append(
-            Turn(
-                observation=[*observation],
-                action=reply.action,
-                reward=step.reward,
-                rewards=step.rewards,
-                finish_reason=reply.finish_reason,
-                policy=reply.policy,
-                prompt_ids=reply.prompt_ids,
-                completion_ids=reply.completion_ids,
-                logprobs=reply.logprobs,
-                invalid_calls=step.invalid_calls,
-                policy_seconds=answered - asked,
-                environment_seconds=perf_counter() - answered,
-            )
+    async def run(self) -> None:
+        """Fill the episode in. Whatever goes wrong in it ends up in its `failure`.
+
+        Raises:
+            UsageError: The agent can't play at all as it was set up.
+            asyncio.CancelledError: The rollout was cancelled; the episode holds what happened before.
+        """
+        begin = perf_counter()
+        self.deadline = asyncio.get_running_loop().time() + self.limits.episode
+        try:
+            await self._play(await self._begin())
+        except _FailedError as error:
+            self.episode.failure = error.failure
+        finally:
+            self.episode.seconds = perf_counter() - begin
+
+    async def _begin(self) -> TurnState:
+        """Reset the environment, or bring it to where the episode branches off."""
+        episode, branch = self.episode, self.start
+        start = await self._on_host(reset_env, episode.scenario, seconds=self.limits.episode)
+        episode.env_id, episode.tools = start.env_id, start.tools
+        state = TurnState(
+            env_id=start.env_id,
+            scenario=episode.scenario,
+            member=episode.member,
+            turn=0,
+            messages=[*start.observation],
+            observation=start.observation,
+            tools=start.tools,
+            action_space=start.action_space,
+            rng=_generator(episode),
         )
-        episode.metrics.update(step.metrics)
-        observation, previous = step.observation, observation
-        if step.terminated or step.truncated:
-            episode.final_observation = [*observation]
-            episode.terminated, episode.truncated, episode.truncation = step.terminated, step.truncated, step.truncation
-            return
-        state.turn += 1
-        state.observation = observation
-        state.messages += [reply.action, *new_messages(observation, previous, reply.action)]
+        if branch is not None:
+            await self._on_host(restore_env, (branch.snapshot, [turn.action for turn in branch.turns]), seconds=self.limits.episode)
+            episode.turns = [*branch.turns]
+            state.turn, state.observation, state.messages = len(branch.turns), branch.observation, [*branch.messages]
+            state.memory = copy.deepcopy(branch.memory)
+        return state
+
+    async def _play(self, state: TurnState) -> None:
+        episode = self.episode
+        clock = asyncio.get_running_loop().time
+        yielded = clock()
+        while True:
+            episode.final_observation = [*state.observation]
+            if clock() - yielded > HOLD_SECONDS:
+                await asyncio.sleep(0)
+                yielded = clock()
+            if self.branches is not None and state.turn > episode.shared_turns:
+                await self._branch(self.branches, state)
+            reply, seconds = await self._ask(state)
+            if reply is None:
+                episode.truncated, episode.truncation = True, "context_length"
+                return
+            await self.turnstile.pass_through()
+            answered = perf_counter()
+            step = await self._on_host(step_env, reply.action, seconds=min(self.limits.step, self.deadline - clock()))
+            episode.turns.append(
+                Turn(
+                    observation=[*state.observation],
+                    action=reply.action,
+                    reward=step.reward,
+                    rewards=step.rewards,
+                    finish_reason=reply.finish_reason,
+                    policy=reply.policy,
+                    prompt_ids=reply.prompt_ids,
+                    completion_ids=reply.completion_ids,
+                    logprobs=reply.logprobs,
+                    invalid_calls=step.invalid_calls,
+                    policy_seconds=seconds,
+                    environment_seconds=perf_counter() - answered,
+                )
+            )
+            episode.metrics.update(step.metrics)
+            observation, previous = step.observation, state.observation
+            if step.terminated or step.truncated:
+                episode.final_observation = [*observation]
+                episode.terminated, episode.truncated, episode.truncation = step.terminated, step.truncated, step.truncation
+                return
+            state.turn += 1
+            state.observation = observation
+            state.messages += [reply.action, *new_messages(observation, previous, reply.action)]
+
+    async def _branch(self, branches: Callable[[Episode, TurnState], int], state: TurnState) -> None:
+        count = branches(self.episode, state)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise UsageError(f"branch returned {count!r:.100}; it must return how many episodes branch off here, 0 for none")
+        if count:
+            snapshot = await self._on_host(snapshot_env, None, seconds=self.limits.episode)
+            turns, messages = [*self.episode.turns], [*state.messages]
+            self.grow(Branch(turns, state.observation, messages, copy.deepcopy(state.memory), snapshot), count)
+
+    async def _ask(self, state: TurnState) -> tuple[Reply | None, float]:
+        """Return the agent's reply, None if the conversation no longer fits its context, and how many seconds it took."""
+        clock = asyncio.get_running_loop().time
+        try:
+            await self.gate.enter(self.order, self.deadline - clock())
+        except TimeoutError as error:
+            raise self._late() from error
+        try:
+            if (now := clock()) >= self.deadline:
+                raise self._late()
+            state.timeout = min(self.limits.turn, self.deadline - now)
+            begin = perf_counter()
+            return await _reply(self.agent, state), perf_counter() - begin
+        finally:
+            self.gate.leave()
+
+    def _late(self) -> _FailedError:
+        return _FailedError(Failure("policy", f"the episode did not end within {self.limits.episode:.3g} s"))
+
+    async def _on_host(self, function: Callable[..., T], argument: Any, *, seconds: float) -> T:
+        self.seat.busy = True
+        try:
+            result = await self.seat.host.call(function, argument, timeout=seconds)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.seat.busy = False
+            if not isinstance(error, Exception):
+                raise
+            raise _host_failed(function, argument, seconds, error) from error
+        self.seat.busy = False
+        return result
 
 
-def _generator(seed: int, member: int) -> np.random.Generator:
+def _generator(episode: Episode) -> np.random.Generator:
     """Make an episode's own generator.
 
     The environment makes its own from the bare seed, and `SeedSequence([seed, 0])` is the same as `SeedSequence(seed)`: without a key of its
     own the agent would draw the very numbers that the environment hid.
     """
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_AGENT_KEY, member)))
+    key = [_AGENT_KEY, episode.member, *branch_path(episode)]
+    return np.random.default_rng(np.random.SeedSequence(episode.scenario.seed, spawn_key=key))
 
 
-async def _ask(agent: Agent, state: TurnState) -> Reply | None:
+def branch_path(episode: Episode) -> list[int]:
+    """The numbers of the branches that lead to an episode: one for each after the root's id."""
+    return [int(number) for number in episode.id.split("~")[1:]] if episode.parent is not None else []
+
+
+async def _reply(agent: Agent, state: TurnState) -> Reply | None:
     """Return the agent's reply; None if the conversation no longer fits its context."""
     scope = asyncio.timeout(state.timeout)
     reply: Any
@@ -171,18 +286,16 @@ async def _ask(agent: Agent, state: TurnState) -> Reply | None:
     return replace(reply, action=cast("AssistantMessage", dict(message)))  # a message object of the OpenAI SDK
 
 
-async def _on_host(host: Host, function: Callable[..., T], argument: Any, *, seconds: float) -> T:
-    try:
-        return await host.call(function, argument, timeout=seconds)
-    except HostTimeoutError as error:
-        kind: FailureKind = "environment" if function is reset_env else "tool_timeout"
-        what = "reset" if function is reset_env else "step"
-        raise _failed(kind, TimeoutError(f"the environment's {what} did not return within {max(seconds, 0.0):.3g} s")) from error
-    except ToolTimeout as error:
-        raise _failed("tool_timeout", error) from error
-    except Exception as error:
-        raise _failed("environment", error) from error
+def _host_failed(function: Callable[..., Any], argument: Any, seconds: float, error: Exception) -> _FailedError:
+    stepped = function is step_env
+    action = cast("AssistantMessage", argument) if stepped else None
+    if isinstance(error, HostTimeoutError):
+        what = "step" if stepped else "reset"
+        late = TimeoutError(f"the environment's {what} did not return within {max(seconds, 0.0):.3g} s")
+        late.__cause__ = error
+        return _failed("tool_timeout" if stepped else "environment", late, action)
+    return _failed("tool_timeout" if isinstance(error, ToolTimeout) else "environment", error, action)
 
 
-def _failed(kind: FailureKind, error: Exception) -> _FailedError:
-    return _FailedError(Failure.of(kind, error))
+def _failed(kind: FailureKind, error: Exception, action: AssistantMessage | None = None) -> _FailedError:
+    return _FailedError(replace(Failure.of(kind, error), action=action))

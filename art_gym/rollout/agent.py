@@ -59,9 +59,29 @@ class Reply:
     logprobs: list[float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """How busy the servers behind an agent are, summed up over them.
+
+    Attributes:
+        running: Requests that are being computed.
+        waiting: Requests that the servers hold back, for want of memory or of a place.
+        cache_usage: Share of the key-value cache that is in use, of the fullest server: 0 to 1.
+        preemptions: How many running requests were put back since the servers started, for want of memory.
+    """
+
+    running: int
+    waiting: int
+    cache_usage: float = 0.0
+    preemptions: int = 0
+
+
 @runtime_checkable
 class Agent(Protocol):
     """A policy that plays episodes.
+
+    An agent that asks servers may also have `async def load(self) -> ServerLoad | None`, by which the runner finds out how many requests at
+    once they take (None: not known now). It must not raise, and answer within a second or two.
 
     Attributes:
         name: Names it in errors and reports.

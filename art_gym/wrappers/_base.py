@@ -15,14 +15,11 @@ import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
 from art_gym import _calls
-from art_gym._snapshots import copy_in, copy_out
+from art_gym._snapshots import copy_in, copy_out, layers, restore, snapshot
 from art_gym.messages import AssistantMessage, Observation
 
 Result: TypeAlias = tuple[Observation, Any, bool, bool, dict[str, Any]]
 """What `step` returns."""
-
-_NOT_STATE = frozenset({"env", "_action_space", "_observation_space", "_metadata", "_cached_spec", "_saved_kwargs"})
-"""Attributes of any Gymnasium wrapper that belong to the instance and not to its episode."""
 
 
 class MessageWrapper(gymnasium.Wrapper[Observation, AssistantMessage, Observation, AssistantMessage], RecordConstructorArgs):
@@ -71,12 +68,12 @@ class MessageWrapper(gymnasium.Wrapper[Observation, AssistantMessage, Observatio
         Raises:
             AttributeError: The environment has no snapshots.
         """
-        return {"env": _snapshot(self.env), "wrapper": copy_out({name: getattr(self, name) for name in self._state}, _layers(self))}
+        return {"env": snapshot(self.env), "wrapper": copy_out({name: getattr(self, name) for name in self._state}, layers(self))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a snapshot, of this instance or of another one that was made and wrapped alike."""
-        _restore(self.env, state["env"])
-        vars(self).update(copy_in(state["wrapper"], _layers(self)))
+        restore(self.env, state["env"])
+        vars(self).update(copy_in(state["wrapper"], layers(self)))
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether the wrapper or its environment has the attribute; there are snapshots only where the environment itself has them."""
@@ -114,30 +111,3 @@ def _no_environment(value: Any) -> str:
     if callable(value):
         return f"the function {value!r:.100}: call it, or take art_gym.make"
     return f"{value!r:.100}: make one with art_gym.make"
-
-
-def _snapshot(env: gymnasium.Env[Any, Any]) -> Any:
-    """Return the state of an environment with whatever wrappers are around it; Gymnasium's own know nothing of snapshots."""
-    if callable(snapshot := getattr(env, "snapshot", None)):
-        return snapshot()
-    if isinstance(env, gymnasium.Wrapper):
-        own = {name: value for name, value in vars(env).items() if name not in _NOT_STATE}
-        return {"env": _snapshot(env.env), "wrapper": copy_out(own, _layers(env))}
-    raise AttributeError(f"{env} has no snapshots: it needs the methods snapshot() and restore(state), as art_gym.ToolEnv has them")
-
-
-def _restore(env: gymnasium.Env[Any, Any], state: Any) -> None:
-    if callable(restore := getattr(env, "restore", None)):
-        restore(state)
-    elif isinstance(env, gymnasium.Wrapper):
-        _restore(env.env, state["env"])
-        vars(env).update(copy_in(state["wrapper"], _layers(env)))
-
-
-def _layers(env: gymnasium.Env[Any, Any]) -> list[gymnasium.Env[Any, Any]]:
-    """Return a wrapper, what it wraps, and so on inwards: what a wrapper's state may refer to."""
-    layers = [env]
-    while isinstance(env, gymnasium.Wrapper):
-        env = env.env
-        layers.append(env)
-    return layers

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -90,7 +91,7 @@ class Record(MessageWrapper):
         if seed is None:
             seed = int(self.np_random.integers(2**31))
         episode = Episode(id="", env_id="", scenario=Scenario(f"seed-{seed}", seed, kept))
-        self._episode, self._began = episode, perf_counter()
+        self._episode, self._turn, self._began = episode, None, perf_counter()
         try:
             observation, info = super().reset(seed=seed, options=options)
             start = read_start(self.env, observation)
@@ -170,7 +171,8 @@ class Record(MessageWrapper):
 
     def _fail(self, error: BaseException) -> None:
         if self._episode is not None:
-            self._episode.failure = Failure.of(_kind(error), error)
+            action = None if self._turn is None else self._turn.action
+            self._episode.failure = replace(Failure.of(_kind(error), error), action=action)
             self._keep()
 
     def _keep(self) -> None:

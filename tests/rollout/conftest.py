@@ -16,6 +16,9 @@ from art_gym.scenarios import Scenario
 from art_gym.spaces import ChatSpace, ToolCallSpace
 from art_gym.store import EpisodeStore
 
+collect_ignore = ["rollout_process.py"]
+"""Programs that tests start: --doctest-modules would import them."""
+
 
 class Steps(gymnasium.Env):
     """Ends after `options["turns"]` steps, each worth 0.5; `options["step"]` may name something odd that its step does in turn `options["at"]`.

@@ -45,7 +45,7 @@ async def test_a_policy_error_of_a_dead_engine_is_the_engines_with_its_log(steps
 
 
 async def test_a_dead_engine_is_noticed_while_every_episode_waits(steps, an_agent, play, scenarios, monkeypatch):
-    monkeypatch.setattr("art_gym.rollout.runner.ENGINE_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr("art_gym.rollout._rollout.ENGINE_CHECK_SECONDS", 0.05)
     checks = []
 
     def check():

@@ -181,6 +181,7 @@ def test_an_exception_is_kept_as_a_failure_and_goes_on(vault: Any, tmp_path: Pat
     assert episode.failure is not None
     assert (episode.failure.kind, episode.failure.message) == ("environment", "ValueError: the vault fell over")
     assert "in kick" in episode.failure.traceback
+    assert episode.failure.action == call("kick", force="hard")
     assert (len(episode.turns), episode.terminated, episode.truncated) == (1, False, False)
     assert episode.final_observation[0]["role"] == "tool"
     env.close()

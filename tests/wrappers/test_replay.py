@@ -109,6 +109,23 @@ def test_a_failed_one_is_replayed_as_far_as_it_goes(vault: Any, tmp_path: Path, 
         assert str(replay(vault, episode)).startswith("turn 0: final_observation was [] when it was recorded")
 
 
+def test_an_environment_that_failed_fails_again(vault: Any) -> None:
+    episode = rolled_out(vault, [call("peek"), call("kick", force="hard")])
+    assert episode.failure is not None
+    assert episode.failure.action == call("kick", force="hard")
+
+    class Mended(vault):
+        def on_invalid(self, problem: str) -> None: ...
+
+        @art_gym.tool
+        def kick(self, force: str = "") -> str:
+            """Kick the vault."""
+            return "Nothing happens."
+
+    assert str(replay(Mended, episode)).startswith("turn 1: failure was 'ValueError: the vault fell over' when it was recorded, and is '' now")
+    assert replay(vault, Episode.from_dict(episode.to_dict())) is None
+
+
 def test_one_that_was_too_odd_to_write_has_nothing_to_replay(vault: Any) -> None:
     episode = Episode("e", "Vault", Scenario("s", 3), failure=Failure("environment", "can't be written as JSON"))
     assert replay(vault, episode) is None
