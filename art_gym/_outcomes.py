@@ -13,30 +13,58 @@ import numpy as np
 
 from art_gym.statistics import Interval
 
+_SHARES = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a figure is spread: mean, percentiles (linearly interpolated) and the largest."""
+    """How a figure is spread: mean, percentiles (linearly interpolated) and the largest.
+
+    Of what was cut off, such as a call that timed out, only a least value could be known. It counts as long as the longest that was measured,
+    so that cutting off what is slow makes nothing look faster; figures that depend on that are bounds, "at least so much".
+
+    Attributes:
+        mean: Of all.
+        p50: Median.
+        p90: 90th percentile.
+        p99: 99th percentile.
+        max: The largest that was measured.
+        count: How many there are, those that were cut off included.
+        cut_off: How many of them were cut off.
+    """
 
     mean: float
     p50: float
     p90: float
     p99: float
     max: float
+    count: int = 0
+    cut_off: int = 0
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """Measure the figures; None for none.
+    def of(cls, values: Sequence[float], *, cut_off: int = 0) -> Spread | None:
+        """Measure the figures, of which `cut_off` more were cut off; None where none was measured.
 
         >>> spread = Spread.of([1.0, 2.0, 6.0])
         >>> spread.mean, spread.p50, spread.max
         (3.0, 2.0, 6.0)
+        >>> spread = Spread.of([1.0, 2.0, 3.0], cut_off=2)  # 1, 2, 3, and two of at least 3
+        >>> spread.p50, spread.is_bound("p50"), spread.p90, spread.is_bound("p90")
+        (3.0, False, 3.0, True)
         """
         if not values:
             return None
         figures = np.asarray(values, dtype=np.float64)
-        p50, p90, p99 = np.percentile(figures, (50, 90, 99))
-        return cls(*(float(figure) for figure in (figures.mean(), p50, p90, p99, figures.max())))
+        longest = figures.max()
+        figures = np.concatenate((figures, np.full(cut_off, longest)))
+        p50, p90, p99 = map(float, np.percentile(figures, list(_SHARES.values())))
+        return cls(float(figures.mean()), p50, p90, p99, float(longest), len(figures), cut_off)
+
+    def is_bound(self, figure: str) -> bool:
+        """Whether one of the figures, such as "p99", is only known to be at least so much."""
+        if not self.cut_off or figure not in _SHARES:
+            return self.cut_off > 0
+        return _SHARES[figure] / 100 * (self.count - 1) > self.count - self.cut_off - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +99,7 @@ class ScenarioOutcome:
         successes: How many succeeded.
         finished: How many did not fail.
         reward: The sum of the returns of these.
+        options: A digest of the scenario's options; empty if it has none.
     """
 
     id: str
@@ -79,6 +108,7 @@ class ScenarioOutcome:
     successes: int
     finished: int
     reward: float
+    options: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +120,7 @@ class Evaluation:
         agent: The agent's name.
         n: Episodes played, failed ones included.
         successes: Episodes that succeeded.
-        low: Lower bound of the success rate's 95% interval, Wilson's; it takes episodes for independent, which those of one scenario aren't.
+        low: Lower bound of the success rate's 95% interval: Wilson's, with `effective_n` episodes (`art_gym.statistics.rate_interval`).
         high: Upper bound of it.
         mean_reward: Mean return of the episodes that did not fail; 0 if all failed.
         mean_turns: Mean number of turns of the episodes that did not fail; 0 if all failed.
@@ -100,19 +130,29 @@ class Evaluation:
         first_failure: What the first failure said; empty if there is none.
         seconds: Wall time of the playing; of a resumed evaluation that of its last part.
         k: Episodes of each scenario.
-        success_interval: 95% interval of the success rate, by bootstrap over scenarios; the one to go by for k > 1.
-        reward_interval: 95% interval of the mean reward, by bootstrap over scenarios.
+        effective_n: How many independent episodes say as much about the success rate, since those of one scenario resemble one another.
+        reward_interval: 95% interval of the mean reward, Student's over scenarios; None where all are alike, or of fewer than two.
         pass_at: By k: the chance that at least one of k episodes of a scenario succeeds.
         pass_hat: By k: the chance that all of k episodes of a scenario succeed.
+        pass_at_interval: By k: the 95% interval of `pass_at`, by bootstrap over scenarios; without k = 1, which is the success rate, and where
+            all scenarios are alike.
+        pass_hat_interval: Likewise, of `pass_hat`.
         turns: How many turns an episode took, of those that did not fail.
         turn_counts: How many episodes took so many turns.
         tokens: None where the endpoint gives no token ids, as for scripts.
-        policy_seconds: How long a policy call took.
-        environment_seconds: How long a step of the environment took.
-        episode_seconds: How long an episode took, of those that did not fail.
+        policy_seconds: How long a policy call took; one that failed or timed out was cut off.
+        environment_seconds: How long a step of the environment took; one that failed or timed out was cut off.
+        episode_seconds: How long an episode took; one that failed was cut off.
         truncations: How many episodes were cut short, by reason.
         failure_messages: What the first failure of each kind said.
         scenarios: What became of each scenario, in their order.
+        cut_calls: Policy calls that failed or timed out.
+        cut_steps: Steps of the environment that failed or timed out.
+        replayed: How many attempts at an episode failed and were played again, by kind of failure; cancelled ones aren't counted.
+        concurrency: Under how many episodes at once it was played; several where parts of it were resumed under another.
+        split: Whose scenarios were played; None for scenarios of one's own.
+        env_kwargs: The environment's arguments, as JSON data.
+        played_by: What else is known of the agent, such as its model and step.
     """
 
     env_id: str
@@ -129,10 +169,12 @@ class Evaluation:
     first_failure: str = ""
     seconds: float = 0.0
     k: int = 1
-    success_interval: Interval | None = None
+    effective_n: float = 0.0
     reward_interval: Interval | None = None
     pass_at: Mapping[int, float] = field(default_factory=dict)
     pass_hat: Mapping[int, float] = field(default_factory=dict)
+    pass_at_interval: Mapping[int, Interval] = field(default_factory=dict)
+    pass_hat_interval: Mapping[int, Interval] = field(default_factory=dict)
     turns: Spread | None = None
     turn_counts: Mapping[int, int] = field(default_factory=dict)
     tokens: Tokens | None = None
@@ -142,6 +184,13 @@ class Evaluation:
     truncations: Mapping[str, int] = field(default_factory=dict)
     failure_messages: Mapping[str, str] = field(default_factory=dict)
     scenarios: Sequence[ScenarioOutcome] = ()
+    cut_calls: int = 0
+    cut_steps: int = 0
+    replayed: Mapping[str, int] = field(default_factory=dict)
+    concurrency: Sequence[int] = ()
+    split: str | None = None
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    played_by: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -152,6 +201,21 @@ class Evaluation:
     def failed(self) -> int:
         """How many episodes failed."""
         return sum(self.failures.values())
+
+    @property
+    def finished(self) -> int:
+        """How many episodes did not fail."""
+        return self.n - self.failed
+
+    @property
+    def interval(self) -> Interval:
+        """The success rate's 95% interval, the only one there is."""
+        return Interval(self.low, self.high)
+
+    @property
+    def attempts(self) -> int:
+        """How many times an episode was begun and came to an end or a failure: once each, and again where a failed one was replayed."""
+        return self.n + sum(self.replayed.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as JSON data."""
@@ -184,16 +248,18 @@ def _by_number(values: Mapping[Any, Any]) -> dict[int, Any]:
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "success_interval": lambda value: Interval(*value),
     "reward_interval": lambda value: Interval(*value),
     "pass_at": _by_number,
     "pass_hat": _by_number,
+    "pass_at_interval": lambda value: {k: Interval(*bounds) for k, bounds in _by_number(value).items()},
+    "pass_hat_interval": lambda value: {k: Interval(*bounds) for k, bounds in _by_number(value).items()},
     "turn_counts": _by_number,
     "turns": lambda value: Spread(**value),
     "policy_seconds": lambda value: Spread(**value),
     "environment_seconds": lambda value: Spread(**value),
     "episode_seconds": lambda value: Spread(**value),
     "tokens": lambda value: Tokens(**value),
+    "concurrency": tuple,
     "scenarios": lambda value: tuple(ScenarioOutcome(**outcome) for outcome in value),
 }
 """How JSON data become fields again that aren't of JSON's own types."""

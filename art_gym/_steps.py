@@ -7,6 +7,8 @@ Gymnasium environment of messages; what `ToolEnv` reports beyond the API is take
 from __future__ import annotations
 
 import copy
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,9 +18,12 @@ import gymnasium
 from art_gym._figures import finite
 from art_gym._snapshots import restore, snapshot
 from art_gym.episodes import TruncationReason
-from art_gym.messages import Observation, ToolSchema
+from art_gym.errors import EpisodeError
+from art_gym.messages import Message, Observation, ToolSchema
 from art_gym.scenarios import Scenario
 from art_gym.spaces import ToolCallSpace
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +62,54 @@ def step_env(env: gymnasium.Env[Any, Any], action: Any) -> Step:
 
 
 def snapshot_env(env: gymnasium.Env[Any, Any], _: None) -> Any:
-    """Return a snapshot of the environment; None if it has none. Runs where the environment lives."""
-    return snapshot(env) if env.has_wrapper_attr("snapshot") else None
+    """Return a snapshot of the environment; None if it has none, or can't make one now. Runs where the environment lives."""
+    if not env.has_wrapper_attr("snapshot"):
+        return None
+    try:
+        return snapshot(env)
+    except Exception:  # noqa: BLE001  the environment may raise anything; the steps are taken again instead
+        _log.debug("no snapshot of %s", env, exc_info=True)
+        return None
 
 
-def restore_env(env: gymnasium.Env[Any, Any], place: tuple[Any, Sequence[Any]]) -> None:
-    """Bring the environment, just reset to the same scenario, to where it was after some actions: by a snapshot, or without one by taking them.
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step that was taken: its action, and what the environment returned."""
+
+    action: Any
+    observation: Sequence[Message]
+    reward: float
+
+
+def restore_env(env: gymnasium.Env[Any, Any], place: tuple[Any, Sequence[Taken]]) -> None:
+    """Bring the environment, just reset to the same scenario, to where it was after some steps: by a snapshot, or without one by taking them.
 
     Runs where the environment lives.
+
+    Raises:
+        EpisodeError: The environment doesn't do again what it did.
     """
-    state, actions = place
+    state, steps = place
     if state is not None:
         restore(env, state)
         return
-    for action in actions:
-        step_env(env, copy.deepcopy(action))
+    for turn, taken in enumerate(steps):
+        step = step_env(env, copy.deepcopy(taken.action))
+        expected, actual = _as_json([taken.observation, taken.reward]), _as_json([step.observation, step.reward])
+        if expected != actual or step.terminated or step.truncated:
+            raise EpisodeError(
+                f"the environment has no snapshots, and with the same actions it didn't do again in turn {turn} what it did: "
+                f"{str(expected)[:200]} was {'its end' if expected == actual else str(actual)[:200]}"
+            )
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def env_id(env: gymnasium.Env[Any, Any]) -> str:
+    """The environment's registered id, or else the name of its class."""
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
 def read_start(env: gymnasium.Env[Any, Any], observation: Any) -> Start:
@@ -83,7 +121,7 @@ def read_start(env: gymnasium.Env[Any, Any], observation: Any) -> Start:
     space = cast("ToolCallSpace", env.action_space)
     return Start(
         observation=read_messages(observation),
-        env_id=env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
+        env_id=env_id(env),
         tools=list(env.get_wrapper_attr("tools")) if env.has_wrapper_attr("tools") else _schemas(space),
         action_space=space,
     )

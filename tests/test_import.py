@@ -4,7 +4,21 @@ import json
 import subprocess
 import sys
 
-HEAVY = ("torch", "vllm", "trl", "peft", "transformers", "openai", "datasets", "accelerate", "matplotlib", "ray", "pyarrow", "fastapi")
+HEAVY = (
+    "torch",
+    "vllm",
+    "trl",
+    "peft",
+    "transformers",
+    "openai",
+    "datasets",
+    "accelerate",
+    "matplotlib",
+    "ray",
+    "pyarrow",
+    "fastapi",
+    "aiohttp",
+)
 
 
 MODULES = ("art_gym", "art_gym.rollout", "art_gym.engine", "art_gym.store", "art_gym.cli", "art_gym_envs", "art_gym_agents")

@@ -176,9 +176,29 @@ def test_every_column_is_documented():
 
 
 @pytest.mark.parametrize(
-    ("label", "step"), [("train-0012", 12), ("train-0003-from-0008", 3), ("eval-grpo-5", 5), ("eval-untrained", None), ("warm-start", None)]
+    ("label", "step"),
+    [
+        ("train-0012", 12),
+        ("train-12345", 12345),
+        ("train-0003-from-0008", 3),
+        ("eval-grpo-5", 5),
+        ("eval-grpo", None),
+        ("eval-untrained", None),
+        ("eval-warm_start", None),
+        ("warm-start", None),
+        # What a model, an address or a user calls itself.
+        ("eval-smollm2-135m", None),
+        ("eval-Qwen2.5-0.5B", None),
+        ("eval-gpt-4", None),
+        ("127.0.0.1-8000", None),
+        ("train-2", None),
+        ("my-train-0003", None),
+        ("train-0003-again", None),
+        ("train-00000000000003", None),
+        ("train-٣٣٣٣", None),
+    ],
 )
-def test_the_step_is_the_batch_that_the_label_names(label, step):
+def test_the_step_is_the_batch_of_a_label_that_a_training_run_gives(label, step):
     assert _columns.step_of(label) == step
 
 
@@ -271,12 +291,15 @@ def test_duckdb_reads_the_files(compacted):
 def test_the_documented_queries_answer(tmp_path, monkeypatch):
     duckdb = pytest.importorskip("duckdb")
     with EpisodeStore(tmp_path / "runs" / "first") as store:
-        store.journal("train-0012").append(episode(0), episode(1))
+        branch = replace(episode(0), id="train-0012/0/0~0", parent="train-0012/0/0", shared_turns=1)
+        store.journal("train-0012").append(episode(0), episode(1), branch)
         store.compact("train-0012")
+        # A batch that is being played.
+        store.journal("train-0013").append(replace(episode(2), id="train-0013/0/0"))
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     answers = [duckdb.sql(query).fetchall() for query in block.split(";") if query.strip()]
-    # Each episode has one turn of the policy that sampled one token, and one that sampled none.
+    # Each episode has one turn of the policy that sampled one token, and one that sampled none. The branch shares the first.
     assert sorted(answers[0]) == [("", None, None), ("tiny@0", 2, -0.1)]
     assert answers[1] == [("guess", 2)]
 

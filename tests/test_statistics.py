@@ -2,11 +2,26 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from art_gym.statistics import bootstrap, holm, mcnemar, pass_at_k, pass_hat_k, sign_flip_test, wilson
+from art_gym.statistics import (
+    Interval,
+    bootstrap,
+    difference_interval,
+    effective_size,
+    holm,
+    mcnemar,
+    mean_interval,
+    pass_at_k,
+    pass_hat_k,
+    rate_interval,
+    sign_flip_test,
+    t_quantile,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +103,31 @@ def test_pass_at_large_n_is_finite_and_right():
     assert pass_at_k(200, 1, 100) == pytest.approx(0.5)
 
 
+def test_the_bootstrap_of_two_scenarios_has_the_quantiles_of_its_three_means():
+    # 0 and 1 resample to 00, 01, 10, 11: means 0, 1/2, 1/2, 1, a quarter each at the ends.
+    assert bootstrap([0.0, 1.0]) == (0.0, 1.0)
+    assert bootstrap([0.0, 1.0], confidence=0.4) == (0.5, 0.5)
+
+
+def test_the_bootstrap_of_many_scenarios_is_normal():
+    # Blocks of draws are an implementation's matter: 3,000 scenarios take several.
+    values = np.random.default_rng(0).random(3000)
+    low, high = bootstrap(values, resamples=2000)
+    assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.001)
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / 3000**0.5, rel=0.1)
+
+
+def test_the_bootstrap_is_the_same_for_the_same_seed():
+    values = [0.1, 0.5, 0.7, 0.2, 0.9]
+    assert bootstrap(values, resamples=50, seed=3) == bootstrap(values, resamples=50, seed=3)
+    assert len({bootstrap(values, resamples=50, seed=seed) for seed in range(10)}) > 1
+
+
+@pytest.mark.parametrize("values", [[], [0.3], [0.3, 0.3, 0.3]])
+def test_the_bootstrap_knows_nothing_of_what_never_differs(values):
+    assert bootstrap(values) is None
+
+
 @pytest.mark.parametrize("estimate", [pass_at_k, pass_hat_k])
 def test_impossible_draws_are_refused(estimate):
     with pytest.raises(ValueError, match="k must be from 1 to n = 3, but is 4"):
@@ -98,49 +138,94 @@ def test_impossible_draws_are_refused(estimate):
         estimate(3, 4, 1)
 
 
-def test_the_bootstrap_of_two_clusters_has_the_quantiles_of_its_three_means():
-    # Two scenarios of 0 and 1 resample to 00, 01, 10, 11: means 0, 1/2, 1/2, 1, a quarter each at the ends.
-    assert bootstrap([0.0, 1.0]) == (0.0, 1.0)
-    assert bootstrap([0.0, 1.0], confidence=0.4) == (0.5, 0.5)
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (0, 60), (60, 60), (15, 148), (1, 2)])
+def test_played_once_the_interval_is_wilsons(successes, n):
+    outcomes = [1] * successes + [0] * (n - successes)
+    assert effective_size(outcomes, [1] * n) == pytest.approx(n)
+    assert rate_interval(outcomes, [1] * n) == pytest.approx(wilson(successes, n), abs=1e-12)
 
 
-def test_the_bootstrap_resamples_scenarios_and_not_episodes():
-    # 40 scenarios of 8 episodes, half all successes and half none: 20 heads of 40 coins, however many episodes each stands for.
-    low, high = bootstrap([8.0] * 20 + [0.0] * 20, [8] * 40)
-    # The binomial's standard deviation is √(1/4/40) = 0.079, and 1.96 of them 0.155; 320 coins would have 0.055.
-    assert high - low == pytest.approx(2 * 0.155, abs=0.03)
-    assert (low + high) / 2 == pytest.approx(0.5, abs=0.02)
+def test_episodes_that_all_go_alike_count_as_their_scenarios():
+    # Every scenario all or none: eight episodes of it say no more than one.
+    assert effective_size([8, 0] * 50, [8] * 100) == pytest.approx(100)
+    assert rate_interval([8, 0] * 50, [8] * 100) == pytest.approx(wilson(50, 100))
+    for successes in (0, 8):
+        assert rate_interval([successes] * 60, [8] * 60) == pytest.approx(wilson(60 * successes // 8, 60))
 
 
-def test_the_bootstrap_weighs_scenarios_by_their_episodes():
-    # Always 3 of one episode each and 1 of none: without the empty one, all means are (1 + 1 + 1) / 3.
-    assert bootstrap([1.0, 1.0, 1.0, 0.0], [1, 1, 1, 0]) == (1.0, 1.0)
-    # One scenario of 9 zeros and one of a single 1: drawn twice each 0 or 1, together 1/10.
-    assert bootstrap([0.0, 1.0], [9, 1], confidence=0.4) == (pytest.approx(0.1), pytest.approx(0.1))
+def test_episodes_that_differ_no_more_within_than_between_count_each():
+    # Exactly half of each scenario's: no scenario differs from another, and never is an episode worth more than one.
+    assert effective_size([4] * 1000, [8] * 1000) == 8000
+    assert rate_interval([], []) is None
+    assert rate_interval([0, 0], [0, 0]) is None
 
 
-def test_the_bootstrap_is_the_same_for_the_same_seed():
-    values = [0.1, 0.5, 0.7, 0.2, 0.9]
-    assert bootstrap(values, resamples=50, seed=3) == bootstrap(values, resamples=50, seed=3)
-    assert len({bootstrap(values, resamples=50, seed=seed) for seed in range(10)}) > 1
+@pytest.mark.parametrize(
+    ("k", "rate", "alike"),
+    [(1, 0.1, 0.0), (1, 0.5, 0.0), (8, 0.1, 0.0), (8, 0.1, 0.3), (8, 0.5, 0.3), (8, 0.5, 0.8), (8, 0.3, 1.0)],
+)
+def test_the_interval_holds_the_rate_as_often_as_it_says(k, rate, alike):
+    # Each scenario's own rate is beta-distributed, with that correlation of its episodes: 1 is all or none.
+    rng, scenarios, simulations = np.random.default_rng(5), 60, 1000
+    held = naive = 0
+    for _ in range(simulations):
+        if alike == 1:
+            rates = (rng.random(scenarios) < rate).astype(float)
+        else:
+            strength = (1 - alike) / alike if alike else 0
+            rates = rng.beta(rate * strength, (1 - rate) * strength, scenarios) if alike else np.full(scenarios, rate)
+        won = rng.binomial(k, rates)
+        low, high = rate_interval(won, [k] * scenarios)
+        held += low <= rate <= high
+        low, high = wilson(int(won.sum()), k * scenarios)
+        naive += low <= rate <= high
+    # Nominal 95%; the standard error of a share of 1,000 is 0.7 points, and lattice effects of one episode each are about as large.
+    assert 0.93 <= held / simulations <= 0.995
+    if alike >= 0.3:
+        assert naive / simulations < 0.85
 
 
-def test_the_bootstrap_of_many_scenarios_is_that_of_numpy_alone():
-    # Blocks of draws are an implementation's matter: 3,000 scenarios take several.
-    values = np.random.default_rng(0).random(3000)
-    low, high = bootstrap(values, resamples=2000)
-    assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.001)
-    assert high - low == pytest.approx(2 * 1.96 * values.std() / 3000**0.5, rel=0.1)
+def test_the_interval_of_a_mean_is_students():
+    # 2 ± t(0.975, 2 degrees) · 1/√3 with t = 4.302653.
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-5)
+    # As sums of two episodes each: the same means.
+    assert mean_interval([2.0, 4.0, 6.0], [2, 2, 2]) == pytest.approx(mean_interval([1.0, 2.0, 3.0]))
+    # Scenarios of which none finished count for nothing.
+    assert mean_interval([1.0, 2.0, 3.0, 0.0], [1, 1, 1, 0]) == mean_interval([1.0, 2.0, 3.0])
 
 
-def test_the_bootstrap_of_nothing_is_nothing():
-    assert bootstrap([]) is None
-    assert bootstrap([0.0, 0.0], [0, 0]) is None
+def test_there_is_no_interval_where_nothing_tells_how_scenarios_differ():
+    assert mean_interval([]) is None
+    assert mean_interval([1.0]) is None
+    assert mean_interval([0.1, 0.1, 0.1]) is None
 
 
 def test_wrong_counts_are_refused():
     with pytest.raises(ValueError, match="one count for each of the 2 totals, got 3"):
-        bootstrap([1.0, 2.0], [1, 1, 1])
+        mean_interval([1.0, 2.0], [1, 1, 1])
+    with pytest.raises(ValueError, match="one count for each of the 2 totals, got 3"):
+        rate_interval([1, 2], [1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (10, 2.2281), (30, 2.0423), (1000, 1.9623)]
+)
+def test_students_quantiles_agree_with_printed_tables(freedom, expected):
+    assert t_quantile(0.975, freedom) == pytest.approx(expected, rel=1e-3)
+    assert t_quantile(0.99, 3) == pytest.approx(4.5407, rel=1e-4)
+
+
+def test_the_difference_of_two_rates_agrees_with_newcombe_1998():
+    # "…based on paired data", Statistics in Medicine 17, table II, method 8: a=36, b=12, c=2, d=0.
+    first, second = [1.0] * 48 + [0.0] * 2, [1.0] * 36 + [0.0] * 12 + [1.0] * 2
+    low, high = difference_interval(first, second, Interval(*wilson(48, 50)), Interval(*wilson(38, 50)))
+    p, q, phi = 48 / 50, 38 / 50, (36 * 0 - 12 * 2) / math.sqrt(48 * 2 * 38 * 12)
+    (l1, u1), (l2, u2) = wilson(48, 50), wilson(38, 50)
+    down = math.sqrt((u1 - p) ** 2 - 2 * phi * (u1 - p) * (q - l2) + (q - l2) ** 2)
+    up = math.sqrt((p - l1) ** 2 - 2 * phi * (p - l1) * (u2 - q) + (u2 - q) ** 2)
+    assert (low, high) == (pytest.approx(q - p - down), pytest.approx(q - p + up))
+    # Printed there, for the first less the second: 0.0569 to 0.3404.
+    assert (-high, -low) == (pytest.approx(0.0569, abs=5e-4), pytest.approx(0.3404, abs=5e-4))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +244,32 @@ def test_wrong_counts_are_refused():
 def test_mcnemar_is_the_exact_binomial(first_only, second_only, p):
     assert mcnemar(first_only, second_only) == pytest.approx(p, rel=1e-3)
     assert mcnemar(second_only, first_only) == mcnemar(first_only, second_only)
+
+
+@pytest.mark.parametrize(("fewer", "n"), [(400, 1000), (470, 1001), (9_800, 20_000), (9_999, 20_000), (5_000, 20_001)])
+def test_mcnemar_agrees_with_whole_numbers(fewer, n):
+    # Every coefficient from the one before it, exactly; below and above where logarithms are taken.
+    tail = term = 1
+    for count in range(fewer):
+        term = term * (n - count) // (count + 1)
+        tail += term
+    assert mcnemar(fewer, n - fewer) == pytest.approx(float(Fraction(tail, 2 ** (n - 1))), rel=1e-7)
+
+
+@pytest.mark.parametrize("fewer", [499_950, 499_000, 498_000])
+def test_mcnemar_of_a_million(fewer):
+    # The normal distribution with the continuity correction, whose error is of the order of 1/n for a symmetric binomial in the middle.
+    n = 10**6
+    deviations = (n / 2 - fewer - 0.5) / math.sqrt(n / 4)
+    assert mcnemar(fewer, n - fewer) == pytest.approx(math.erfc(deviations / math.sqrt(2)), rel=1e-4)
+    # And every term by its logarithm.
+    logs = np.cumsum(np.log((n - np.arange(fewer)) / (np.arange(fewer) + 1.0)))
+    assert mcnemar(fewer, n - fewer) == pytest.approx(math.fsum(np.exp(logs - (n - 1) * math.log(2))), rel=1e-6)
+
+
+def test_mcnemar_of_a_million_that_agree_or_differ_wholly():
+    assert mcnemar(500_000, 500_000) == 1.0
+    assert mcnemar(0, 10**6) == 0.0
 
 
 def test_mcnemar_refuses_negative_numbers():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from art_gym.episodes import Episode, Failure, Turn
 from art_gym.errors import UsageError
-from art_gym.messages import call
+from art_gym.messages import call, say
 from art_gym.scenarios import Scenario
 from art_gym.store import EpisodeStore, encode
 
@@ -333,3 +333,9 @@ def test_a_line_is_what_json_makes_of_the_episode(options, content, ids, logprob
     assert line.endswith(b"}\n")
     assert line.count(b"\n") == 1
     assert json.loads(line) == expected
+
+
+def test_figures_whose_sum_is_infinite_are_written():
+    huge = [-1e308, -1e308]
+    played = Episode("e", "x", Scenario("s", 0), turns=[Turn([], say(""), prompt_ids=[1], completion_ids=[2, 3], logprobs=huge)])
+    assert Episode.from_dict(json.loads(encode(played))).turns[0].logprobs == huge

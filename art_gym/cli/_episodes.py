@@ -181,22 +181,26 @@ def _heading(episode: Episode, count: int) -> Iterator[Text]:
 
 
 def _labels(folder: Path) -> Iterator[dict[str, Any]]:
-    """What there is of each label, where one that was played again counts once, and failed episodes count in no mean."""
+    """What there is of each label, where one that was played again counts once.
+
+    As in an evaluation: an episode that failed is no success, and has no reward.
+    """
     store = store_of(folder)
     for label in labels_of(store):
         journal = store.journal(label)
         try:
             with journal.index() as index:
-                finished = [(head.success, head.reward) for head in index.heads() if head.failure is None]
+                # What was cut has no outcome.
+                successes = [head.success for head in index.heads() if head.failure != "cancelled"]
+                rewards = [head.reward for head in index.heads() if head.failure is None]
                 failures = Counter(head.failure for head in index.heads() if head.failure is not None)
-                count = len(index)
         except ValueError as error:
             raise UsageError(str(error)) from None
         yield {
             "label": label,
-            "episodes": count,
-            "success": fmean(success for success, _ in finished) if finished else None,
-            "reward": fmean(reward for _, reward in finished) if finished else None,
+            "episodes": len(index),
+            "success": fmean(successes) if successes else None,
+            "reward": fmean(rewards) if rewards else None,
             "bytes": sum(path.stat().st_size for path in journal.paths),
             "failures": dict(sorted(failures.items())),
         }

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import typer
 
-from art_gym.cli._journals import labels_of, store_of
+from art_gym.cli._episodes_sft import Conversations, NoConversation
+from art_gym.cli._journals import check_labels, labels_of, store_of
 from art_gym.cli.files import replacing
-from art_gym.episodes import Episode
 from art_gym.errors import UsageError
-from art_gym.store import EpisodeStore, Stored, encode, write_parquet
+from art_gym.store import EpisodeIndex, EpisodeStore, Stored, encode, write_parquet
 
 _SUFFIXES = {"episodes": (".parquet", ".jsonl"), "sft": (".jsonl",)}
 
@@ -55,7 +55,7 @@ def run(request: Request) -> None:
         with replacing(request.to) as temporary, temporary.open("wb") as file:
             written = selection.write(file)
             if not written:
-                raise UsageError(f"none of the {selection.seen} episodes is {selection.wanted}, so that there is nothing to export")
+                raise UsageError(f"there is nothing to export: {selection.others()}")
             file.flush()
             os.fsync(file.fileno())
     except ValueError as error:
@@ -64,59 +64,54 @@ def run(request: Request) -> None:
         # A failed write doesn't say which file it was.
         error.filename = error.filename or str(request.to)
         raise
-    left_out = f"; {selection.seen - written} others aren't {selection.wanted}" if written < selection.seen else ""
-    typer.echo(f"{written} episodes in {request.to}{left_out}")
+    typer.echo(f"{written} episodes in {request.to}" + (f"; of the others {selection.others()}" if selection.left_out else ""))
 
 
 class _Selection:
-    """The episodes that are exported, counted on the way."""
+    """The episodes that are exported, and how many were left out why."""
 
     def __init__(self, store: EpisodeStore, request: Request) -> None:
         self._store, self._request = store, request
-        self._labels = request.labels or labels_of(store)
-        self.wanted = "a success" if request.successful else "finished"
-        self.seen = 0
+        # One that is named twice isn't wanted twice.
+        self._labels = tuple(dict.fromkeys(request.labels)) or labels_of(store)
+        self.left_out: Counter[str] = Counter()
 
     def write(self, file: BinaryIO) -> int:
         """Write them, one at a time, and return how many there are."""
         if self._request.to.suffix == ".parquet":
-            return write_parquet(file, self._chosen())
+            return write_parquet(file, (stored for index, label in self._indices() for stored in self._chosen(index, label)))
         count = 0
-        for count, stored in enumerate(self._chosen(), start=1):  # noqa: B007  counted
-            file.write(encode(stored.episode) if self._request.form == "episodes" else _conversation(stored.episode))
+        for index, label in self._indices():
+            conversations = Conversations(index.heads()) if self._request.form == "sft" else None
+            for stored in self._chosen(index, label):
+                try:
+                    file.write(conversations.line(stored.episode) if conversations else encode(stored.episode))
+                except NoConversation as reason:
+                    self.left_out[str(reason)] += 1
+                else:
+                    count += 1
         return count
 
-    def _chosen(self) -> Iterator[Stored]:
+    def others(self) -> str:
+        """Say why episodes were left out."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+
+    def _indices(self) -> Iterator[tuple[EpisodeIndex, str]]:
         for label in self._labels:
-            for episode in self._store.read([label]):
-                self.seen += 1
-                if self._takes(episode):
-                    yield Stored(label, episode)
+            with self._store.journal(label).index() as index:
+                yield index, label
 
-    def _takes(self, episode: Episode) -> bool:
-        if self._request.successful and not episode.success:
-            return False
-        # A failed episode's conversation breaks off where nobody meant it to.
-        return self._request.form == "episodes" or (episode.failure is None and bool(episode.turns))
-
-
-def _conversation(episode: Episode) -> bytes:
-    """The episode as a line that TRL's SFTTrainer takes: it ends with the last action, after which there is nothing to learn.
-
-    The tools are a JSON text, which TRL reads, since a data set would make one table of all their parameters.
-    """
-    messages = replace(episode, final_observation=[]).messages
-    line = json.dumps({"messages": messages, "tools": json.dumps(episode.tools, ensure_ascii=False)}, ensure_ascii=False)
-    # A lone surrogate is no text to learn, and readers of JSON refuse it.
-    return line.encode("utf-8", "replace") + b"\n"
+    def _chosen(self, index: EpisodeIndex, label: str) -> Iterator[Stored]:
+        for episode in index.episodes():
+            if self._request.successful and not episode.success:
+                self.left_out["aren't a success"] += 1
+            else:
+                yield Stored(label, episode)
 
 
 def _check(request: Request, store: EpisodeStore) -> None:
     """Refuse what can't be done, before anything is read."""
-    known = labels_of(store)
-    if unknown := [label for label in request.labels if label not in known]:
-        some = ", ".join(known[:5]) + ("…" if len(known) > 5 else "")
-        raise UsageError(f"{request.run} has no episodes of the label {unknown[0]!r}; it has {some}")
+    check_labels(store, request.run, request.labels)
     to, suffixes = request.to, _SUFFIXES[request.form]
     if to.is_dir():
         raise UsageError(f"--to {to} is a folder; give a file, such as {to / f'episodes{suffixes[0]}'}")

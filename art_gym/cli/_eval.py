@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -11,16 +12,16 @@ from typing import Any
 
 import typer
 
+from art_gym._evaluation_journal import Header, header_of
 from art_gym.cli import _eval_report, preflight
-from art_gym.cli._eval_agents import Entrant, entrant, tell
+from art_gym.cli._eval_agents import Entrant, asked, entrant, tell
 from art_gym.cli._eval_settings import LOG, RESULT, AgentSetting, Settings, parse_agents, saved_result, with_journals
 from art_gym.cli.files import write_text
 from art_gym.comparison import Comparison
-from art_gym.errors import EpisodeError, UsageError
+from art_gym.errors import ArtGymError, EpisodeError
 from art_gym.evaluation import EPISODE_TIMEOUT, TURN_TIMEOUT, Evaluation, evaluate, is_played
 from art_gym.rollout import Agent, Progress, Reply, TurnState, show_progress
-from art_gym.scenarios import Scenario
-from art_gym.store import EpisodeStore
+from art_gym.store import EpisodeStore, Journal
 
 __all__ = ["Settings", "parse_agents", "run"]
 
@@ -35,40 +36,63 @@ def run(settings: Settings, *, api_key: str | None, out: Path | None, resume: bo
     """Play, report, and keep the outcome in `out` if that is given.
 
     Raises:
-        UsageError: It can't be done as asked, such as with more scenarios than there are; nothing was started.
-        EngineError: An engine could not be started, or died.
-        EpisodeError: Every episode of an agent failed, so that there is no result for it.
+        UsageError: It can't be done as asked, such as with more scenarios than there are, or as another agent than the one whose episodes are
+            there; nothing was started.
+        EngineError: An engine could not be started, or died; the other agents played all the same, and are reported.
+        TooManyFailures: More episodes of an agent failed than may; likewise.
+        EpisodeError: Every episode of an agent failed, so that there is no result for it; likewise.
     """
-    scenarios = preflight.take_scenarios(settings.env_id, settings.env_kwargs, settings.split, settings.n, way_out="ask for fewer with --n")
+    preflight.take_scenarios(settings.env_id, settings.env_kwargs, settings.split, settings.n, way_out="ask for fewer with --n")
     settings = with_journals(settings, out, resume=resume)
     before = saved_result(out) if out and resume else None
     with ExitStack() as stack:
-        playing = _Playing(settings, scenarios, out, stack.enter_context(EpisodeStore(out)) if out else None, resume)
-        entrants = {agent: playing.entrant(agent, api_key) for agent in settings.agents}
-        for who in entrants.values():
-            who.check()
+        playing = _Playing(settings, out, stack.enter_context(EpisodeStore(out)) if out else None, resume)
+        players = [(agent, *playing.check(agent, api_key)) for agent in settings.agents]
         earlier = _earlier(before)
         evaluations: list[Evaluation] = []
-        for agent, who in entrants.items():
+        unfinished: dict[str, ArtGymError] = {}
+        for agent, who, played_by in players:
+            known = earlier.pop(agent.name, None)
             try:
-                evaluations.append(playing.play(agent, who, earlier=earlier.pop(agent.name, None)))
-            except UsageError as error:
-                if not who.human or not isinstance(error, import_module("art_gym_agents.human").PlayerLeft):
-                    raise
-                tell(f"{error}; " + (f"--resume goes on with the evaluation in {out}" if out else "with --out FOLDER one can go on later"))
-                return
-            if out:
-                _save(out, settings, Comparison.of([*evaluations, *earlier.values()], seed=settings.seed))
-    result = Comparison.of(evaluations, seed=settings.seed)
-    if out:
+                evaluations.append(playing.play(agent, who, played_by, earlier=known))
+            except KeyboardInterrupt:
+                if out and (out / RESULT).exists():
+                    tell(f"what ended is kept; --resume goes on with the evaluation in {out}")
+                raise
+            except ArtGymError as error:
+                if who.human and isinstance(error, import_module("art_gym_agents.human").PlayerLeft):
+                    tell(f"{error}; " + (f"--resume goes on with the evaluation in {out}" if out else "with --out FOLDER one can go on later"))
+                    return
+                unfinished[agent.name] = error
+                if len(players) > 1:
+                    tell(f"{agent.name} came to no end: {error}")
+            # An engine that could not be started leaves no evaluation behind: the same command may be tried again.
+            if out and (evaluations or (out / RESULT).exists()):
+                _save(out, settings, _compared([*evaluations, *earlier.values()], unfinished, settings))
+    result = _compared(evaluations, unfinished, settings)
+    if out and evaluations:
         write_text(out / REPORT, _eval_report.markdown(result, settings))
         if why := _eval_report.draw(result, out / PICTURE):
             tell(why)
     fruitless = [evaluation for evaluation in evaluations if evaluation.failed == evaluation.n]
     if len(fruitless) < len(evaluations):
         typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else _eval_report.summary(result))
+    _raise_for(fruitless, unfinished, several=len(settings.agents) > 1)
+
+
+def _compared(evaluations: Sequence[Evaluation], unfinished: Mapping[str, ArtGymError], settings: Settings) -> Comparison:
+    return Comparison.of(evaluations, seed=settings.seed, unfinished={name: str(error) for name, error in unfinished.items()})
+
+
+def _raise_for(fruitless: Sequence[Evaluation], unfinished: Mapping[str, ArtGymError], *, several: bool) -> None:
+    """Raise what kept an agent from having a result."""
+    for name, error in unfinished.items():
+        if several:
+            # The rest of it, such as a log's tail, was told when it happened.
+            raise EpisodeError(f"{name} came to no end and has no result: {str(error).splitlines()[0]}")
+        raise error
     if fruitless:
-        first, whose = fruitless[0], f" of {fruitless[0].agent}" if len(evaluations) > 1 else ""
+        first, whose = fruitless[0], f" of {fruitless[0].agent}" if several else ""
         raise EpisodeError(f"all {first.n} episodes{whose} failed; the first: {first.first_failure}")
 
 
@@ -77,18 +101,35 @@ class _Playing:
     """One call of the command."""
 
     settings: Settings
-    scenarios: list[Scenario]
     out: Path | None
     store: EpisodeStore | None
     resume: bool
 
-    def entrant(self, agent: AgentSetting, api_key: str | None) -> Entrant:
-        """Find out who plays; one who has nothing left to play needs no engine."""
-        if self.store and self.resume and is_played(self.store.journal(agent.journal), len(self.scenarios), self.settings.k):
-            return Entrant(lambda: None, lambda log: nullcontext((_Done(agent.name), None)))
-        return entrant(agent, self.settings, api_key=api_key)
+    def check(self, agent: AgentSetting, api_key: str | None) -> tuple[Entrant, dict[str, Any]]:
+        """Find out who plays, and what is known of that; one who has nothing left to play needs no engine.
 
-    def play(self, agent: AgentSetting, who: Entrant, *, earlier: Evaluation | None) -> Evaluation:
+        Raises:
+            UsageError: It can't play, or another one's episodes are there.
+        """
+        settings, facts = self.settings, asked(agent, self.settings)
+        journal = self.store.journal(agent.journal) if self.store and self.resume else None
+        before = None if journal is None else header_of(journal)
+        # What was asked can be told apart without looking for the model.
+        self._check_same(agent, facts, before, journal)
+        if journal is not None and is_played(journal, settings.n, settings.k, keep_failures=settings.keep_failures):
+            return Entrant(dict, lambda log: nullcontext((_Done(agent.name), None))), facts
+        who = entrant(agent, settings, api_key=api_key, step=before.played_by.get("step") if before else None)
+        facts.update(who.check())
+        self._check_same(agent, facts, before, journal)
+        return who, facts
+
+    def _check_same(self, agent: AgentSetting, facts: Mapping[str, Any], before: Header | None, journal: Journal | None) -> None:
+        if before is not None and journal is not None:
+            settings = self.settings
+            now = Header.of(agent.name, settings.env_id, settings.env_kwargs, settings.split, played_by=facts, concurrency=settings.concurrency)
+            now.check(before, journal)
+
+    def play(self, agent: AgentSetting, who: Entrant, played_by: Mapping[str, Any], *, earlier: Evaluation | None) -> Evaluation:
         settings, journal = self.settings, self.store.journal(agent.journal) if self.store else None
         with who.open(self.out / LOG if self.out else None) as (player, engine), self._progress(agent, who) as progress:
             if self.out and not (self.out / RESULT).exists():
@@ -97,15 +138,18 @@ class _Playing:
             result = evaluate(
                 settings.env_id,
                 player,
-                self.scenarios,
+                split=settings.split,
+                n=settings.n,
                 k=settings.k,
-                seed=settings.seed,
                 env_kwargs=settings.env_kwargs,
                 concurrency=1 if who.human else settings.concurrency,
                 max_failure_rate=settings.max_failure_rate,
+                isolation=settings.isolation,
                 journal=journal,
                 resume=self.resume,
+                keep_failures=settings.keep_failures,
                 progress=progress,
+                played_by=played_by,
                 engine_check=engine.check if engine else None,
                 turn_timeout=_A_WEEK if who.human else TURN_TIMEOUT,
                 episode_timeout=_A_WEEK if who.human else EPISODE_TIMEOUT,
@@ -119,7 +163,7 @@ class _Playing:
         if who.human:
             return nullcontext()  # The terminal is the player's.
         title = f"{self.settings.env_id}, {agent.name}" if len(self.settings.agents) > 1 else self.settings.env_id
-        return show_progress(title, len(self.scenarios) * self.settings.k)
+        return show_progress(title, self.settings.n * self.settings.k)
 
 
 class _Done(Agent):

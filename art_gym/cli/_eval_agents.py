@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from art_gym.cli import preflight
+from art_gym.cli._eval_digests import digest_of
 from art_gym.cli._eval_settings import AgentSetting, Settings
 from art_gym.cli.config import EngineSection
 from art_gym.errors import UsageError
@@ -39,23 +40,37 @@ class Entrant:
     """One who plays.
 
     Attributes:
-        check: Looks whether it can play, and starts nothing. Raises `UsageError` where not.
+        check: Looks whether it can play, and starts nothing; gives what it found out of who that is, such as the served model's name. Raises
+            `UsageError` where it can't.
         open: Starts what it needs, which is stopped at the end; takes the engine's log file.
         human: Whether a person plays, who takes one episode at a time and all the time there is.
     """
 
-    check: Callable[[], None]
+    check: Callable[[], Mapping[str, Any]]
     open: Callable[[Path | None], AbstractContextManager[Opened]]
     human: bool = False
 
 
-def entrant(agent: AgentSetting, settings: Settings, *, api_key: str | None) -> Entrant:
+def asked(agent: AgentSetting, settings: Settings) -> dict[str, Any]:
+    """What the user asked of an agent, as it is noted with its episodes: who it is, and how a chat model is sampled from."""
+    spec = agent.spec
+    if spec == "chat":
+        spec = f"{settings.base_url}#{settings.model or ''}".rstrip("#") if settings.base_url else settings.model or spec
+    remote = "://" in spec
+    if spec in _WORDS or (":" in spec and not remote and not Path(spec).expanduser().is_dir()):
+        return {"spec": spec}
+    facts = {"spec": spec, "temperature": settings.temperature, "max_tokens": settings.max_tokens}
+    return facts if remote else {**facts, "max_model_len": settings.max_model_len}
+
+
+def entrant(agent: AgentSetting, settings: Settings, *, api_key: str | None, step: int | None = None) -> Entrant:
     """Find out who plays.
 
     Args:
         agent: Its name, and what the user said that it is.
         settings: The evaluation's.
         api_key: Sent to servers that run already.
+        step: Which of a run's checkpoints it is; by default the one that is best now.
 
     Raises:
         UsageError: There is nobody of that kind.
@@ -67,7 +82,7 @@ def entrant(agent: AgentSetting, settings: Settings, *, api_key: str | None) -> 
         if not settings.model:
             raise UsageError("which model plays? give --model NAME, or the --base-url of a server that runs")
         folder = Path(settings.model).expanduser()
-        return _folder(agent.name, folder, settings) if folder.is_dir() else _launched(agent.name, settings.model, settings)
+        return _folder(agent.name, folder, settings, step) if folder.is_dir() else _launched(agent.name, settings.model, settings)
     if spec == "random":
         return _at_hand(_agents().RandomAgent(name=agent.name))
     if spec == "warm-start":
@@ -80,7 +95,7 @@ def entrant(agent: AgentSetting, settings: Settings, *, api_key: str | None) -> 
         return _attached(agent.name, url, model or None, settings, api_key)
     folder = Path(spec).expanduser()
     if folder.is_dir():
-        return _folder(agent.name, folder, settings)
+        return _folder(agent.name, folder, settings, step)
     if ":" in spec:
         return _at_hand(_agents().ScriptedAgent(_function(spec), name=agent.name))
     if spec in import_module("art_gym_trainers.models").ALIASES or ("/" in spec and not spec.startswith((".", "/", "~"))):
@@ -98,13 +113,14 @@ def _at_hand(agent: Agent) -> Entrant:
     def opened(log: Path | None) -> Iterator[Opened]:
         yield agent, None
 
-    return Entrant(lambda: None, opened)
+    return Entrant(dict, opened)
 
 
 def _human(name: str) -> Entrant:
-    def check() -> None:
+    def check() -> dict[str, Any]:
         if sys.stdin is None or sys.stdin.closed:
             raise UsageError("--agent human asks on standard input, which is closed; run it in a terminal")
+        return {}
 
     @contextmanager
     def opened(log: Path | None) -> Iterator[Opened]:
@@ -118,14 +134,18 @@ def _human(name: str) -> Entrant:
 
 def _attached(name: str, url: str, model: str | None, settings: Settings, api_key: str | None) -> Entrant:
     """A server that runs already."""
+    served = model
 
     def engine() -> AttachedEngine:
         from art_gym.engine import AttachedEngine
 
-        return AttachedEngine(url, model, api_key=api_key)
+        return AttachedEngine(url, served, api_key=api_key)
 
-    def check() -> None:
-        engine().start()
+    def check() -> dict[str, Any]:
+        nonlocal served
+        server = engine().start()
+        served = server.model
+        return {"base_url": server.base_url, "model": served}
 
     @contextmanager
     def opened(log: Path | None) -> Iterator[Opened]:
@@ -143,10 +163,12 @@ def _launched(name: str, model: str, settings: Settings) -> Entrant:
         section = EngineSection(port=settings.port, max_model_len=settings.max_model_len)
         return preflight.engine_config(section, folder=folder, dtype="auto", max_num_seqs=settings.concurrency)
 
-    def check() -> None:
+    def check() -> dict[str, Any]:
         # Before the model, which may take a while to convert, and again with it, since only then its size is known.
         preflight.check_launch(config(Path(model)))
-        preflight.check_launch(config(preflight.resolve_model(model, tell)))
+        folder = preflight.resolve_model(model, tell)
+        preflight.check_launch(config(folder))
+        return {"model": model, "digest": digest_of(folder)}
 
     @contextmanager
     def opened(log: Path | None) -> Iterator[Opened]:
@@ -159,11 +181,11 @@ def _launched(name: str, model: str, settings: Settings) -> Entrant:
     return Entrant(check, opened)
 
 
-def _folder(name: str, folder: Path, settings: Settings) -> Entrant:
+def _folder(name: str, folder: Path, settings: Settings, step: int | None) -> Entrant:
     """What a folder holds: a model, or a policy that was trained."""
     from art_gym.cli import _eval_policies
 
-    policy = _eval_policies.find(folder)
+    policy = _eval_policies.find(folder, step=step)
     if policy is None:
         return _launched(name, str(folder), settings)
 
@@ -172,7 +194,11 @@ def _folder(name: str, folder: Path, settings: Settings) -> Entrant:
         with policy.served(settings, log=log, progress=tell) as engine:
             yield _chat(name, engine, settings), engine
 
-    return Entrant(lambda: policy.check(settings, progress=tell), opened)
+    def check() -> dict[str, Any]:
+        policy.check(settings, progress=tell)
+        return policy.facts()
+
+    return Entrant(check, opened)
 
 
 def _chat(name: str, engine: ControlledServer, settings: Settings, *, exact_tokens: bool = True, api_key: str | None = None) -> Agent:
@@ -201,6 +227,9 @@ def _agents() -> Any:
 def _function(name: str) -> Any:
     module, _, attribute = name.partition(":")
     expected = "expected MODULE:FUNCTION, a function of the turn's state"
+    # As `python -m` does: the installed command has the folder of its own file there instead.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from art_gym.cli import preflight
+from art_gym.cli._eval_digests import digest_of
 from art_gym.cli._eval_settings import Settings
 from art_gym.cli.config import EngineSection, RunConfig
 from art_gym.cli.run_folder import CONFIG
@@ -39,6 +40,7 @@ class Policy:
         checkpoint: Where its weights are (`art_gym_trainers.checkpoints.Checkpoint`).
         base: The model that it was trained on, by name.
         base_dtype: Of the base's weights meanwhile; None for the model's own.
+        step: Batches trained; None of a bare adapter.
         engine: How the run's engine was set up.
     """
 
@@ -46,7 +48,12 @@ class Policy:
     checkpoint: Any
     base: str
     base_dtype: str | None
+    step: int | None
     engine: EngineSection
+
+    def facts(self) -> dict[str, Any]:
+        """What is noted of it: which one it is, and by what its weights are known again."""
+        return {"model": self.name, "base": self.base, "step": self.step, "digest": digest_of(self.checkpoint.folder)}
 
     def check(self, settings: Settings, *, progress: Progress) -> None:
         """Look whether it can be served, and start nothing; the base may be fetched or converted into its cache.
@@ -96,15 +103,19 @@ class Policy:
         return config.model_copy(update={"dtype": dtype, "enable_lora": True, "max_lora_rank": int(_read(adapter).get("r", 32))})
 
 
-def find(folder: Path) -> Policy | None:
+def find(folder: Path, *, step: int | None = None) -> Policy | None:
     """Find the policy in a folder: a run's, a checkpoint's, or an adapter's. None if it holds none, as a model's.
+
+    Args:
+        folder: The folder.
+        step: Which of a run's checkpoints it is; by default its best, or newest.
 
     Raises:
         UsageError: The run has no checkpoint yet, or what is there is damaged.
     """
     folder = folder.resolve()
     if (folder / CONFIG).is_file():
-        return _of_run(folder, None)
+        return _of_run(folder, None if step is None else f"step-{step:04d}")
     if (folder / _MANIFEST).is_file() and folder.parent.name == _CHECKPOINTS:
         run = folder.parents[1]
         if not (run / CONFIG).is_file():
@@ -115,7 +126,7 @@ def find(folder: Path) -> Policy | None:
         if not isinstance(base, str) or not base:
             raise UsageError(f"{folder / _ADAPTER} names no base model; write its folder or hub id there as base_model_name_or_path")
         checkpoint = import_module("art_gym_trainers.checkpoints").Checkpoint(folder, 0, {})
-        return Policy(folder.name, checkpoint, base, None, EngineSection())
+        return Policy(folder.name, checkpoint, base, None, None, EngineSection())
     return None
 
 
@@ -134,7 +145,7 @@ def _of_run(run: Path, name: str | None) -> Policy:
         step = next((step for step in steps if f"step-{step:04d}" == name), None)
         if step is None:
             raise UsageError(f"{parent / name} is no whole checkpoint; there are those of: {', '.join(map(str, steps))}")
-    return Policy(f"{run.name}@{step}", checkpoints.read(parent, step), config.model.name, config.model.dtype, config.engine)
+    return Policy(f"{run.name}@{step}", checkpoints.read(parent, step), config.model.name, config.model.dtype, step, config.engine)
 
 
 def _own_dtype(model: Path) -> str:

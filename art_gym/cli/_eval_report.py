@@ -25,28 +25,33 @@ def summary(result: Comparison) -> str:
     blocks = ["\n".join(f"{name:<14} {value}" for name, value in _facts(evaluation)) for evaluation in result.evaluations]
     if result.differences:
         blocks.append("\n".join(sentence for difference in result.differences for sentence in _sentences(difference)))
+    if result.unfinished:
+        blocks.append("\n".join(_unfinished(result)))
     return "\n\n".join(blocks)
 
 
 def _facts(result: Evaluation) -> Iterator[tuple[str, str]]:
     yield "environment", result.env_id
     yield "agent", result.agent
+    if played_by := _played_by(result):
+        yield "played by", played_by
     yield "success", str(result)
     if result.k > 1:
-        played = f"{len(result.scenarios)} scenarios, {result.k} episodes each"
-        yield "over scenarios", f"95% interval {_percents(result.success_interval)}, the one to go by; {played}"
-        yield "pass@k", ", ".join(f"{k}: {value:.1%}" for k, value in result.pass_at.items())
-        yield "pass^k", ", ".join(f"{k}: {value:.1%}" for k, value in result.pass_hat.items())
+        yield "scenarios", f"{len(result.scenarios)}, {result.k} episodes each, which say as much as {result.effective_n:.0f} independent ones"
+        yield "pass@k", ", ".join(f"{k}: {_passes(result.pass_at, result.pass_at_interval, k)}" for k in result.pass_at)
+        yield "pass^k", ", ".join(f"{k}: {_passes(result.pass_hat, result.pass_hat_interval, k)}" for k in result.pass_hat)
     yield "mean reward", f"{result.mean_reward:.3f}" + (f" (95% interval {_numbers(result.reward_interval)})" if result.reward_interval else "")
     turns = result.turns
     yield "mean turns", f"{result.mean_turns:.1f}" + (f" (p50 {turns.p50:.3g}, p90 {turns.p90:.3g}, most {turns.max:.0f})" if turns else "")
     if result.tokens:
         yield "tokens", ", ".join(_tokens(result))
-    for name, spread in _latencies(result):
-        yield name, f"p50 {_seconds(spread.p50)}, p90 {_seconds(spread.p90)}, p99 {_seconds(spread.p99)}"
+    for name, spread, cut_off in _latencies(result):
+        yield name, ", ".join([*(f"{figure} {_latency(spread, figure)}" for figure in ("p50", "p90", "p99") if spread), *_cut_off(cut_off)])
     yield "invalid calls", str(result.invalid_calls)
     yield "truncated", _counts(result.truncations)
     yield "failed", f"{_counts(result.failures)}; the first: {result.first_failure}" if result.failures else "0"
+    if result.replayed:
+        yield "attempts", f"{result.attempts} at {result.n} episodes; played again after they had failed: {_counts(result.replayed)}"
     yield "seconds", f"{result.seconds:.0f}"
 
 
@@ -60,29 +65,33 @@ def markdown(result: Comparison, settings: Settings) -> str:
         f"# {settings.env_id}",
         f"{settings.n} scenarios of the {settings.split} split{f' ({arguments})' if arguments else ''}, each played {each}; chat models with "
         f"temperature {settings.temperature:g} and at most {settings.max_tokens} tokens a reply. art_gym {__version__}.",
+        *([_table(("agent", "played by"), [[e.agent, _played_by(e)] for e in evaluations])] if any(map(_played_by, evaluations)) else []),
+        *_unfinished(result),
         "## Success",
         _table(
-            ("agent", "success", "of", "95% interval (Wilson)", *(("95% interval (over scenarios)",) if several else ())),
-            [
-                [e.agent, f"{e.rate:.1%}", str(e.n), _percents(Interval(e.low, e.high)), *((_percents(e.success_interval),) if several else ())]
-                for e in evaluations
-            ],
+            ("agent", "success", "of", "95% interval", *(("effective episodes",) if several else ())),
+            [[e.agent, f"{e.rate:.1%}", str(e.n), _percents(e.interval), *((f"{e.effective_n:.0f}",) if several else ())] for e in evaluations],
         ),
-        "Failed episodes count as not successful."
-        + (
-            " Wilson's interval takes episodes for independent, and those of one scenario aren't: go by the bootstrap over scenarios."
-            if several
-            else ""
-        ),
+        "A success is what the environment's metric `success` says, else a positive return; failed episodes count as not successful. The "
+        "interval is Wilson's"
+        + (", with the number of independent episodes that say as much, since those of one scenario resemble one another." if several else "."),
     ]
     if several:
         ks = list(evaluations[0].pass_at)
         parts += [
             _table(
                 ("agent", *(f"pass@{k}" for k in ks), *(f"pass^{k}" for k in ks)),
-                [[e.agent, *(f"{e.pass_at[k]:.1%}" for k in ks), *(f"{e.pass_hat[k]:.1%}" for k in ks)] for e in evaluations],
+                [
+                    [
+                        e.agent,
+                        *(_passes(e.pass_at, e.pass_at_interval, k) for k in ks),
+                        *(_passes(e.pass_hat, e.pass_hat_interval, k) for k in ks),
+                    ]
+                    for e in evaluations
+                ],
             ),
-            "pass@k is the chance that at least one of k episodes of a scenario succeeds, pass^k that all of them do; both without bias.",
+            "pass@k is the chance that at least one of k episodes of a scenario succeeds, pass^k that all of them do; both without bias. In "
+            "brackets the 95% interval, by bootstrap over scenarios.",
         ]
     if result.differences:
         parts += ["## Differences", *_differences(result.differences)]
@@ -92,20 +101,32 @@ def markdown(result: Comparison, settings: Settings) -> str:
             ("agent", "mean reward", "95% interval", "mean turns", "p50", "p90", "most", "prompt tokens", "sampled tokens", "sampled/s"),
             [_figures(evaluation) for evaluation in evaluations],
         ),
-        "Rewards, turns and tokens are those of an episode; rewards and turns leave failed ones out.",
+        "Rewards, turns and tokens are those of an episode; rewards and turns leave failed ones out. The interval is Student's over scenarios.",
         "## Latency",
         _table(
-            ("agent", "what", "mean", "p50", "p90", "p99", "longest"),
+            ("agent", "what", "mean", "p50", "p90", "p99", "longest", "cut off"),
             [
-                [e.agent, name, *map(_seconds, (spread.mean, spread.p50, spread.p90, spread.p99, spread.max))]
+                [e.agent, name, *(_latency(spread, figure) for figure in ("mean", "p50", "p90", "p99", "max")), str(cut_off)]
                 for e in evaluations
-                for name, spread in _latencies(e)
+                for name, spread, cut_off in _latencies(e)
             ],
         ),
+        "What failed or timed out was cut off, and counts as long as the longest that was measured: figures with ≥ are at least so much.",
         "## How episodes ended",
         _table(
-            ("agent", "failed", "truncated", "invalid calls", "seconds"),
-            [[e.agent, _counts(e.failures), _counts(e.truncations), str(e.invalid_calls), f"{e.seconds:.0f}"] for e in evaluations],
+            ("agent", "failed", "attempts", "failed before", "truncated", "invalid calls", "seconds"),
+            [
+                [
+                    e.agent,
+                    _counts(e.failures),
+                    str(e.attempts),
+                    _counts(e.replayed),
+                    _counts(e.truncations),
+                    str(e.invalid_calls),
+                    f"{e.seconds:.0f}",
+                ]
+                for e in evaluations
+            ],
         ),
         *(f"- {e.agent}, {kind}: {_line(message)}" for e in evaluations for kind, message in e.failure_messages.items()),
     ]
@@ -141,11 +162,8 @@ def draw(result: Comparison, path: Path) -> str:
 
 def _draw_success(axes: Axes, evaluations: Sequence[Evaluation]) -> None:
     for place, evaluation in enumerate(evaluations):
-        interval = Interval(evaluation.low, evaluation.high)
-        # Where all scenarios went alike, the bootstrap's is a point.
-        if evaluation.k > 1 and evaluation.success_interval and evaluation.success_interval.low < evaluation.success_interval.high:
-            interval = evaluation.success_interval
-        # A bootstrap's bounds may lie on the wrong side of the rate by a rounding error.
+        interval = evaluation.interval
+        # A bound may lie on the wrong side of the rate by a rounding error.
         error = [[max(evaluation.rate - interval.low, 0.0)], [max(interval.high - evaluation.rate, 0.0)]]
         axes.barh([place], [evaluation.rate], xerr=error, capsize=4, color=f"C{place}", alpha=0.7)
     axes.set_yticks(range(len(evaluations)), [evaluation.agent for evaluation in evaluations])
@@ -153,6 +171,10 @@ def _draw_success(axes: Axes, evaluations: Sequence[Evaluation]) -> None:
     axes.set_xlim(0, 1)
     axes.set_xlabel("success, with 95% interval")
     axes.grid(axis="x", alpha=0.3)
+
+
+def _passes(rates: Mapping[int, float], intervals: Mapping[int, Interval], k: int) -> str:
+    return f"{rates[k]:.1%}" + (f" ({_percents(intervals[k])})" if k in intervals else "")
 
 
 def _draw_passes(axes: Axes, evaluations: Sequence[Evaluation]) -> None:
@@ -187,31 +209,62 @@ def _draw_turns(axes: Axes, evaluations: Sequence[Evaluation]) -> None:
 
 def _sentences(difference: Difference) -> Iterator[str]:
     who = f"{difference.second} against {difference.first}"
-    success = difference.success
-    yield (
-        f"{who}: success {100 * success.difference:+.1f} points (95% interval {100 * success.low:+.1f} to {100 * success.high:+.1f}), "
-        f"{_p(success)}, {success.test}; {difference.scenarios} scenarios"
-    )
-    if reward := difference.reward:
-        yield f"{who}: reward {reward.difference:+.3f} (95% interval {reward.low:+.3f} to {reward.high:+.3f}), {_p(reward)}, {reward.test}"
+    for name, contrast in _contrasts(difference):
+        left_out = f"; {_left_out(difference)}" if name == "reward" and any(difference.left_out) else ""
+        tested = f"{_p(contrast)}, {contrast.test}" if contrast.p is not None else contrast.test
+        yield (f"{who}: {name} {_difference(name, contrast)} ({_bounds(name, contrast)}), {tested}; {contrast.scenarios} scenarios{left_out}")
 
 
 def _differences(differences: Sequence[Difference]) -> Iterator[str]:
     adjusted = len(differences) > 1
     rows = []
     for difference in differences:
-        for name, contrast in (("success", difference.success), ("reward", difference.reward)):
-            if contrast is not None:
-                figures = (contrast.difference, contrast.low, contrast.high)
-                low, high = (f"{100 * v:+.1f}" if name == "success" else f"{v:+.3f}" for v in figures[1:])
-                shown = f"{100 * contrast.difference:+.1f} points" if name == "success" else f"{contrast.difference:+.3f}"
-                p = [_p_value(contrast.p), *([_p_value(contrast.adjusted_p)] if adjusted else [])]
-                rows.append([f"{difference.second} against {difference.first}", name, shown, f"{low} to {high}", *p, contrast.test])
-    yield _table(("agents", "figure", "difference", "95% interval", "p", *(("p, Holm",) if adjusted else ()), "test"), rows)
+        for name, contrast in _contrasts(difference):
+            p = [_p_value(contrast.p), *([_p_value(contrast.adjusted_p)] if adjusted else [])]
+            who = f"{difference.second} against {difference.first}"
+            interval = _bounds(name, contrast).removeprefix("95% interval ")
+            rows.append([who, name, _difference(name, contrast), interval, *p, str(contrast.scenarios), contrast.test])
+    yield _table(("agents", "figure", "difference", "95% interval", "p", *(("p, Holm",) if adjusted else ()), "scenarios", "test"), rows)
     yield (
-        "Paired by scenario; intervals by bootstrap over scenarios; p two-sided."
+        "Paired by scenario; p two-sided. No interval says more than the test beside it."
         + (" Of several pairs go by p corrected by Holm's method." if adjusted else "")
     )
+    for difference in differences:
+        if any(difference.left_out):
+            yield f"- {difference.second} against {difference.first}: {_left_out(difference)}"
+
+
+def _contrasts(difference: Difference) -> Iterator[tuple[str, Contrast]]:
+    yield "success", difference.success
+    if difference.reward is not None:
+        yield "reward", difference.reward
+
+
+def _difference(name: str, contrast: Contrast) -> str:
+    return f"{100 * contrast.difference:+.1f} points" if name == "success" else f"{contrast.difference:+.3f}"
+
+
+def _bounds(name: str, contrast: Contrast) -> str:
+    if contrast.low is None or contrast.high is None:
+        return "no interval"
+    low, high = (f"{100 * bound:+.1f}" if name == "success" else f"{bound:+.3f}" for bound in (contrast.low, contrast.high))
+    return f"95% interval {low} to {high}"
+
+
+def _left_out(difference: Difference) -> str:
+    counts = " and ".join(f"{left} of {played}" for left, played in zip(difference.left_out, difference.episodes, strict=True))
+    return f"without reward, failed or unpaired: {counts} episodes"
+
+
+def _unfinished(result: Comparison) -> list[str]:
+    return [f"{_cell(name)} came to no end: {_line(why)}" for name, why in result.unfinished.items()]
+
+
+def _played_by(result: Evaluation) -> str:
+    """What is known of an agent that isn't its name already."""
+    facts = [(key, value) for key, value in result.played_by.items() if value is not None and (key, value) != ("spec", result.agent)]
+    facts.sort(key=lambda fact: fact[0] != "spec")
+    return ", ".join(str(value) if key == "spec" else f"{key} {value}" for key, value in facts)
 
 
 def _p(contrast: Contrast) -> str:
@@ -219,8 +272,10 @@ def _p(contrast: Contrast) -> str:
     return f"p = {_p_value(contrast.p)}{corrected}"
 
 
-def _p_value(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.001 else f"{p:.1e}"
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return "–"
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.1e}" if p else "<1e-300"
 
 
 def _figures(result: Evaluation) -> list[str]:
@@ -247,19 +302,35 @@ def _tokens(result: Evaluation) -> Iterator[str]:
             yield f"unknown of {tokens.unknown_turns:,} turns"
 
 
-def _latencies(result: Evaluation) -> Iterator[tuple[str, Spread]]:
-    for name, spread in (
-        ("policy call", result.policy_seconds),
-        ("tool step", result.environment_seconds),
-        ("episode", result.episode_seconds),
+def _latencies(result: Evaluation) -> Iterator[tuple[str, Spread | None, int]]:
+    """What took how long, and how many of it were cut off."""
+    for name, spread, cut_off in (
+        ("policy call", result.policy_seconds, result.cut_calls),
+        ("tool step", result.environment_seconds, result.cut_steps),
+        ("episode", result.episode_seconds, result.failed),
     ):
-        if spread is not None:
-            yield name, spread
+        if spread is not None or cut_off:
+            yield name, spread, cut_off
+
+
+def _latency(spread: Spread | None, figure: str) -> str:
+    if spread is None:
+        return "–"
+    return ("≥ " if spread.is_bound(figure) else "") + _seconds(getattr(spread, figure))
+
+
+def _cut_off(count: int) -> Iterator[str]:
+    if count:
+        yield f"{count} cut off"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def _counts(counts: Mapping[str, int]) -> str:

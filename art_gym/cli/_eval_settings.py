@@ -13,14 +13,15 @@ from urllib.parse import urlsplit
 
 from art_gym.cli.run_folder import check_writable
 from art_gym.errors import UsageError
+from art_gym.rollout.isolation import IsolationName
 from art_gym.scenarios import Split
 
 RESULT = "evaluation.json"
 LOG = "engine.log"
 JOURNAL = "eval"
 
-WITHOUT_EFFECT = ("concurrency", "port", "seed", "max_failure_rate")
-"""Settings that change nothing of what is played, so that a resumed evaluation may have others. It may also have more agents."""
+PLAYED = ("env_id", "env_kwargs", "split", "n", "k")
+"""Settings that say what is played, and must be the same on resume. How each agent is asked is kept with its episodes."""
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._@+-]*)=(.+)", re.DOTALL)
 
@@ -59,6 +60,8 @@ class Settings:
     port: int = 0
     seed: int = 0
     max_failure_rate: float = 1.0
+    isolation: IsolationName = "auto"
+    keep_failures: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON data."""
@@ -117,6 +120,8 @@ def with_journals(settings: Settings, out: Path | None, *, resume: bool) -> Sett
         raise UsageError("--resume goes on with the evaluation in --out FOLDER; give both")
     before: dict[str, Any] = {}
     if out:
+        if out.is_symlink() and not out.exists():
+            raise UsageError(f"{out} is a link to {out.readlink()}, which isn't there; make that folder, or give another --out")
         check_writable(out, option="--out")
         if resume:
             before = _resumable(out, settings)
@@ -144,13 +149,17 @@ def _resumable(out: Path, settings: Settings) -> dict[str, Any]:
         raise UsageError(f"there is no evaluation to resume in {out}; leave --resume out to start one there")
     now = settings.to_dict()
     before: dict[str, Any] = _saved(path)["settings"]
-    compared = [key for key in now if key not in (*WITHOUT_EFFECT, "agents")]
-    differing = [key for key in compared if now[key] != before.get(key)]
+    differing = [f"{key} was {before.get(key)!r:.100} and is {now[key]!r:.100}" for key in PLAYED if now[key] != before.get(key)]
     specs = {agent.name: agent.spec for agent in settings.agents}
-    if any(specs.get(agent["name"]) != agent["spec"] for agent in before["agents"]):
-        differing.append("agents")
+    for name, spec in ((agent["name"], agent["spec"]) for agent in before["agents"]):
+        if name not in specs:
+            differing.append(f"agent {name!r} plays there and isn't given")
+        elif specs[name] != spec:
+            differing.append(f"agent {name!r} was {spec!r:.200} and is {specs[name]!r:.200}")
     if differing:
-        raise UsageError(f"the evaluation in {out} has other settings than you ask for: {', '.join(differing)}; give another --out")
+        raise UsageError(
+            f"the evaluation in {out} has other settings than you ask for: {', '.join(differing)}; give the same, or another --out"
+        )
     return before
 
 
@@ -164,6 +173,11 @@ def saved_result(out: Path) -> dict[str, Any] | None:
 def _saved(path: Path) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if "agent" in data["settings"]:
+            raise UsageError(
+                f"{path} was written by an earlier version of art_gym, which knew one agent only; play anew in another --out, or go on with "
+                "the version that wrote it"
+            )
         for agent in data["settings"]["agents"]:
             if not all(isinstance(agent[key], str) for key in ("name", "spec", "journal")):
                 raise TypeError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +50,18 @@ def store_of(folder: Path) -> EpisodeStore:
 def labels_of(store: EpisodeStore) -> list[str]:
     """The store's labels, without those of rounds that were only begun."""
     return [label for label in store.labels() if any(path.stat().st_size for path in store.journal(label).paths)]
+
+
+def check_labels(store: EpisodeStore, folder: Path, labels: Iterable[str]) -> None:
+    """Refuse labels that the store doesn't have; the folder is how it was named.
+
+    Raises:
+        UsageError: It has no episodes of one of them.
+    """
+    known = labels_of(store)
+    if unknown := next((label for label in labels if label not in known), None):
+        some = ", ".join(known[:5]) + ("…" if len(known) > 5 else "")
+        raise UsageError(f"{folder} has no episodes of the label {unknown!r}; it has {some}")
 
 
 def latest(file: Path) -> Iterator[Episode]:

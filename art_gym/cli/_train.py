@@ -300,6 +300,7 @@ class _Run:
             tool_timeout=rollout.tool_timeout,
             episode_timeout=rollout.episode_timeout,
             max_failure_rate=rollout.max_failure_rate,
+            isolation=rollout.isolation,
             engine_check=self.engine.check,
             **options,
         )
@@ -322,6 +323,7 @@ class _Run:
             turn_timeout=rollout.turn_timeout,
             tool_timeout=rollout.tool_timeout,
             episode_timeout=rollout.episode_timeout,
+            isolation=rollout.isolation,
             journal=self.store.journal(f"eval-{stage.replace('@', '-')}"),
             resume=True,
             progress=_Counter(self.live, "evaluation", settings.n, stage),

@@ -165,9 +165,16 @@ def evaluate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the evaluation in --out: play only what is missing; agents may be added.")
     ] = False,
+    keep_failures: Annotated[
+        bool, typer.Option("--keep-failures", help="With --resume: let failed episodes stand instead of playing them again.")
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the launched server; 0 picks a free one.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap intervals; it changes nothing of what is played.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the permutation tests' random patterns; it changes nothing of what is played.")] = 0,
     max_failure_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Give up when a larger share of the episodes fails.")] = 1.0,
+    isolation: Annotated[
+        Literal["auto", "loop", "thread", "process", "ray"],
+        typer.Option(help="Where environments live: auto takes the event loop for instant ones, else threads."),
+    ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Play held-out scenarios with one agent or several, and report how well they do and how sure that is."""
@@ -190,6 +197,8 @@ def evaluate(
         port=port,
         seed=seed,
         max_failure_rate=max_failure_rate,
+        isolation=isolation,
+        keep_failures=keep_failures,
     )
     _eval.run(settings, api_key=api_key, out=out, resume=resume, as_json=json)
 
@@ -304,3 +313,16 @@ def export_episodes(
 
     request = _episodes_export.Request(run=run_dir, to=to, labels=tuple(label or ()), successful=successful, form=form, force=force)
     _episodes_export.run(request)
+
+
+@episodes.command("compact")
+def compact_episodes(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of `art-gym eval --out`.")],
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Only this label, such as train-0001; repeatable. All, if none is given.")
+    ] = None,
+) -> None:
+    """Make the journals of a run into Parquet files, which are much smaller; those that are being written stay."""
+    from art_gym.cli import _episodes_compact
+
+    _episodes_compact.run(run_dir, label or ())

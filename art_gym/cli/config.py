@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from art_gym._hardware import Precision, fast_precision
 from art_gym.cli.files import write_text
 from art_gym.cli.values import describe, flatten, read_yaml
 from art_gym.errors import UsageError
@@ -51,8 +52,9 @@ class ModelSection(Section):
     """The alias smollm2-135m, a local folder, or a hub id."""
     method: Literal["lora", "qlora", "full"] = "lora"
     """What is trained: a LoRA adapter, one on a base of 4 bits (on a GPU), or all weights."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of the base weights in the trainer, or with method full of its passes; what is trained is always kept in float32."""
+    dtype: Precision = Field(default_factory=fast_precision)
+    """Precision of the base weights in the trainer, or with method full of its passes; what is trained is always kept in float32. If not given,
+    bfloat16 where the machine is fast in it (a GPU, a processor with avx512_bf16, amx_bf16 or Arm's bf16), else float32."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the LoRA matrices."""
     lora_alpha: PositiveInt = 32
@@ -111,6 +113,8 @@ class RolloutSection(Section):
     """Seconds for one step of the environment."""
     episode_timeout: PositiveFloat = 600.0
     """Seconds for one episode."""
+    isolation: Literal["auto", "loop", "thread", "process", "ray"] = "auto"
+    """Where environments live: auto takes the event loop for those that declare themselves instant, and threads for others."""
     max_failure_rate: float = Field(default=0.5, ge=0, le=1)
     """Share of a batch's episodes that may fail (of at least 20); beyond it the run ends, and says of what they failed."""
     oversample: NonNegativeInt = 0

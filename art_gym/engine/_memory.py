@@ -43,14 +43,14 @@ def weight_bytes(config: EngineConfig) -> int:
     """Say what the weights take once loaded in the type asked for, in bytes; 0 for a model that isn't a local folder."""
     folder = Path(config.model)
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
-    if config.dtype == "auto" or not stored:
+    if config.precision == "auto" or not stored:
         return stored
     try:
         own = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         own = {}
     own_type = own.get("dtype") or own.get("torch_dtype")
-    return stored * _WIDTHS[config.dtype] // _WIDTHS.get(own_type, _WIDTHS[config.dtype])
+    return stored * _WIDTHS[config.precision] // _WIDTHS.get(own_type, _WIDTHS[config.precision])
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:

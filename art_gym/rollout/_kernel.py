@@ -1,4 +1,4 @@
-"""What Linux is asked about processes, and told: memory, children, who dies with whom."""
+"""What Linux is asked about processes, and told: memory, children, who dies with whom, the end."""
 
 from __future__ import annotations
 
@@ -47,6 +47,24 @@ def descendants(pid: int) -> Iterator[int]:
     for child in children(pid):
         yield child
         yield from descendants(child)
+
+
+def kill_tree(root: int) -> None:
+    """Kill a child of this process that is stuck, and all that it has started.
+
+    It is stopped first, so that it reaps nobody and no id can become another process's meanwhile.
+    """
+    with suppress(OSError):
+        os.kill(root, signal.SIGSTOP)
+    killed: set[int] = set()
+    # What a process starts before it is dead passes to the one above it.
+    while found := set(descendants(root)) - killed:
+        for pid in found:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+    with suppress(OSError):
+        os.kill(root, signal.SIGKILL)
 
 
 def memory_taken(pid: int) -> int:

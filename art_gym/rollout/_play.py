@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from art_gym._actions import message_of
-from art_gym._steps import reset_env, restore_env, snapshot_env, step_env
+from art_gym._steps import Taken, reset_env, restore_env, snapshot_env, step_env
 from art_gym._transcripts import new_messages
 from art_gym.episodes import Episode, Failure, Turn
-from art_gym.errors import ContextOverflow, EngineError, FailureKind, PolicyError, ToolTimeout, UsageError
+from art_gym.errors import EngineError, EnvironmentDied, FailureKind, PolicyError, ToolTimeout, UsageError
 from art_gym.messages import AssistantMessage, Message, Observation
+from art_gym.rollout._asking import NoReply, ask
 from art_gym.rollout._hosts import Host, HostTimeoutError
 from art_gym.rollout._turnstile import Turnstile
 from art_gym.rollout.agent import Agent, Reply, TurnState
@@ -72,6 +72,11 @@ class Branch:
     memory: dict[str, Any]
     snapshot: Any
 
+    def steps(self) -> list[Taken]:
+        """The steps that lead there, as they were taken."""
+        answers = [*(turn.observation for turn in self.turns[1:]), [*self.observation]]
+        return [Taken(turn.action, answer, turn.reward) for turn, answer in zip(self.turns, answers, strict=True)]
+
 
 class _FailedError(Exception):
     """The episode can't go on."""
@@ -114,7 +119,7 @@ class Play:
         """Fill the episode in. Whatever goes wrong in it ends up in its `failure`.
 
         Raises:
-            UsageError: The agent can't play at all as it was set up.
+            UsageError: The agent can't play at all as it was set up, or the environment can't be made.
             asyncio.CancelledError: The rollout was cancelled; the episode holds what happened before.
         """
         begin = perf_counter()
@@ -129,7 +134,7 @@ class Play:
     async def _begin(self) -> TurnState:
         """Reset the environment, or bring it to where the episode branches off."""
         episode, branch = self.episode, self.start
-        start = await self._on_host(reset_env, episode.scenario, seconds=self.limits.episode)
+        start = await self._on_host(reset_env, episode.scenario, self.limits.episode)
         episode.env_id, episode.tools = start.env_id, start.tools
         state = TurnState(
             env_id=start.env_id,
@@ -143,10 +148,10 @@ class Play:
             rng=_generator(episode),
         )
         if branch is not None:
-            await self._on_host(restore_env, (branch.snapshot, [turn.action for turn in branch.turns]), seconds=self.limits.episode)
+            await self._on_host(restore_env, (branch.snapshot, branch.steps()), self.limits.episode)
             episode.turns = [*branch.turns]
             state.turn, state.observation, state.messages = len(branch.turns), branch.observation, [*branch.messages]
-            state.memory = copy.deepcopy(branch.memory)
+            state.memory = _copied(branch.memory)
         return state
 
     async def _play(self, state: TurnState) -> None:
@@ -166,7 +171,7 @@ class Play:
                 return
             await self.turnstile.pass_through()
             answered = perf_counter()
-            step = await self._on_host(step_env, reply.action, seconds=min(self.limits.step, self.deadline - clock()))
+            step = await self._on_host(step_env, reply.action, self.limits.step)
             episode.turns.append(
                 Turn(
                     observation=[*state.observation],
@@ -194,46 +199,91 @@ class Play:
             state.messages += [reply.action, *new_messages(observation, previous, reply.action)]
 
     async def _branch(self, branches: Callable[[Episode, TurnState], int], state: TurnState) -> None:
-        count = branches(self.episode, state)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise UsageError(f"branch returned {count!r:.100}; it must return how many episodes branch off here, 0 for none")
+        """Ask whether episodes branch off here, and let them begin."""
+        try:
+            count = operator.index(branches(self.episode, state))
+        except Exception as error:
+            raise UsageError(f"branch raised {error!r:.200}; it must return how many episodes branch off, 0 for none") from error
+        if count < 0:
+            raise UsageError(f"branch returned {count}; it must return how many episodes branch off, 0 for none")
         if count:
-            snapshot = await self._on_host(snapshot_env, None, seconds=self.limits.episode)
             turns, messages = [*self.episode.turns], [*state.messages]
-            self.grow(Branch(turns, state.observation, messages, copy.deepcopy(state.memory), snapshot), count)
+            self.grow(Branch(turns, state.observation, messages, _copied(state.memory), await self._snapshot()), count)
+
+    async def _snapshot(self) -> Any:
+        """Return the environment's state; None where it has none, or none that can be had: the branch then takes the same actions."""
+        try:
+            return await self._on_host(snapshot_env, None, self.limits.episode)
+        except _FailedError as error:
+            if isinstance(error.__cause__, HostTimeoutError | EnvironmentDied):
+                raise
+            return None
 
     async def _ask(self, state: TurnState) -> tuple[Reply | None, float]:
         """Return the agent's reply, None if the conversation no longer fits its context, and how many seconds it took."""
         clock = asyncio.get_running_loop().time
+        queued = clock()
+        await self.gate.enter(self.order)
         try:
-            await self.gate.enter(self.order, self.deadline - clock())
-        except TimeoutError as error:
-            raise self._late() from error
-        try:
-            if (now := clock()) >= self.deadline:
-                raise self._late()
+            now = clock()
+            # The wait was for other episodes, and isn't this one's time.
+            self.deadline += now - queued
+            if now >= self.deadline:
+                raise _FailedError(Failure("policy", self._late()))
             state.timeout = min(self.limits.turn, self.deadline - now)
             begin = perf_counter()
-            return await _reply(self.agent, state), perf_counter() - begin
+            return await ask(self.agent, state), perf_counter() - begin
+        except (_FailedError, UsageError):
+            raise
+        except NoReply as error:
+            message = str(error) if state.timeout == self.limits.turn else f"{self._late()}; {error}"
+            raise _FailedError(Failure("policy", message)) from error
+        except (PolicyError, EngineError) as error:
+            raise _FailedError(Failure(error.kind, str(error))) from error
+        except Exception as error:
+            raise _failed("policy", error) from error
         finally:
             self.gate.leave()
 
-    def _late(self) -> _FailedError:
-        return _FailedError(Failure("policy", f"the episode did not end within {self.limits.episode:.3g} s"))
+    def _late(self) -> str:
+        return f"the episode did not end within {self.limits.episode:.3g} s"
 
-    async def _on_host(self, function: Callable[..., T], argument: Any, *, seconds: float) -> T:
+    async def _on_host(self, function: Callable[..., T], argument: Any, limit: float) -> T:
+        """Run a function on the environment, for `limit` seconds at most, and never past the episode's deadline."""
+        left = self.deadline - asyncio.get_running_loop().time()
         self.seat.busy = True
         try:
-            result = await self.seat.host.call(function, argument, timeout=seconds)
+            result = await self.seat.host.call(function, argument, timeout=min(limit, left))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self.seat.busy = False
-            if not isinstance(error, Exception):
+            # What can't be made can't be played at all; what raises such an error later has a bug.
+            if not isinstance(error, Exception) or (isinstance(error, UsageError) and function is reset_env):
                 raise
-            raise _host_failed(function, argument, seconds, error) from error
+            raise self._host_failed(function, argument, limit if limit <= left else None, error) from error
         self.seat.busy = False
         return result
+
+    def _host_failed(self, function: Callable[..., Any], argument: Any, limit: float | None, error: Exception) -> _FailedError:
+        """Say what an error of a function on the environment means; `limit` is None where the episode's time was less."""
+        stepped = function is step_env
+        action = cast("AssistantMessage", argument) if stepped else None
+        if isinstance(error, HostTimeoutError):
+            what = f"the environment's {_WHAT[function]} did not return"
+            error = TimeoutError(f"{what} within {limit:.3g} s" if limit is not None else f"{self._late()}, and {what}")
+            return _failed("tool_timeout" if stepped else "environment", error, action)
+        return _failed("tool_timeout" if isinstance(error, ToolTimeout) else "environment", error, action)
+
+
+_WHAT: dict[Callable[..., Any], str] = {reset_env: "reset", step_env: "step", snapshot_env: "snapshot", restore_env: "restore"}
+
+
+def _copied(memory: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return copy.deepcopy(memory)
+    except Exception as error:
+        raise UsageError(f"the agent's memory can't be copied for a branch ({error!r:.200}); keep plain data in TurnState.memory") from error
 
 
 def _generator(episode: Episode) -> np.random.Generator:
@@ -249,52 +299,6 @@ def _generator(episode: Episode) -> np.random.Generator:
 def branch_path(episode: Episode) -> list[int]:
     """The numbers of the branches that lead to an episode: one for each after the root's id."""
     return [int(number) for number in episode.id.split("~")[1:]] if episode.parent is not None else []
-
-
-async def _reply(agent: Agent, state: TurnState) -> Reply | None:
-    """Return the agent's reply; None if the conversation no longer fits its context."""
-    scope = asyncio.timeout(state.timeout)
-    reply: Any
-    try:
-        async with scope:
-            reply = agent.act(state)
-            if not inspect.isawaitable(reply):
-                raise UsageError(f"the agent {agent.name!r} must be asynchronous, and its act returned {reply!r:.100}: write async def act")
-            reply = await reply
-    except ContextOverflow:
-        return None
-    except (PolicyError, EngineError) as error:
-        raise _FailedError(Failure(error.kind, str(error))) from error
-    except UsageError:
-        raise
-    except TimeoutError as error:
-        if scope.expired():
-            raise _FailedError(Failure("policy", f"the agent {agent.name!r} gave no reply within {max(state.timeout, 0.0):.3g} s")) from error
-        raise _failed("policy", error) from error
-    except Exception as error:
-        raise _failed("policy", error) from error
-    except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, KeyboardInterrupt | GeneratorExit) or (isinstance(error, asyncio.CancelledError) and task and task.cancelling()):
-            raise
-        # The SystemExit of a library that gives up, or a task of the agent's own that was cancelled: neither is the rollout's end.
-        raise _failed("policy", RuntimeError(f"raised {error!r}")) from error
-    if not isinstance(reply, Reply):
-        raise _failed("policy", TypeError(f"the agent {agent.name!r} must return a Reply, such as Reply(call(…)), not {reply!r:.100}"))
-    if isinstance(reply.action, Mapping) or (message := message_of(reply.action)) is None:
-        return reply
-    return replace(reply, action=cast("AssistantMessage", dict(message)))  # a message object of the OpenAI SDK
-
-
-def _host_failed(function: Callable[..., Any], argument: Any, seconds: float, error: Exception) -> _FailedError:
-    stepped = function is step_env
-    action = cast("AssistantMessage", argument) if stepped else None
-    if isinstance(error, HostTimeoutError):
-        what = "step" if stepped else "reset"
-        late = TimeoutError(f"the environment's {what} did not return within {max(seconds, 0.0):.3g} s")
-        late.__cause__ = error
-        return _failed("tool_timeout" if stepped else "environment", late, action)
-    return _failed("tool_timeout" if isinstance(error, ToolTimeout) else "environment", error, action)
 
 
 def _failed(kind: FailureKind, error: Exception, action: AssistantMessage | None = None) -> _FailedError:

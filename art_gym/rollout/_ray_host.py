@@ -64,15 +64,24 @@ class RayHosts:
         task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._ending, *(host.close() for host in self._hosts))
-        if self._class is not None:
-            await asyncio.wait((self._class,), timeout=_hosts.CLOSE_SECONDS)
+        self._class = None
+        try:
+            await asyncio.gather(*self._ending, *(host.close() for host in self._hosts))
+        finally:
+            # After a connection that is still being made, in the thread that makes it.
+            left = self._thread.submit(self._disconnect)
+            try:
+                await asyncio.wait((left,), timeout=_hosts.CLOSE_SECONDS)
+            finally:
+                if not self._thread.stop(join=1.0 if left.done() else 0.0):
+                    _log.warning("the Ray cluster is still busy %g s after the end of the rollout, and is left to itself", _hosts.CLOSE_SECONDS)
+
+    def _disconnect(self) -> None:
         if self._connected:
             import ray
 
-            await self._thread.run(ray.shutdown)
-        self._class = None
-        self._thread.stop(join=1.0)
+            ray.shutdown()
+            self._connected = False
 
     def _connect(self) -> Any:
         import ray
@@ -165,12 +174,14 @@ async def _end(actor: Any, grace: float) -> None:
     """Have the environment closed, and kill its actor, with or without that after the grace."""
     import ray
 
-    if grace:
-        closed = asyncio.ensure_future(_answer(actor.close.remote()))
-        await asyncio.wait((closed,), timeout=grace)
-        if not closed.done():
-            _log.warning("an environment is still busy %g s after it was to close; its actor is killed", grace)
-    ray.kill(actor)
+    try:
+        if grace:
+            closed = asyncio.ensure_future(_answer(actor.close.remote()))
+            await asyncio.wait((closed,), timeout=grace)
+            if not closed.done():
+                _log.warning("an environment is still busy %g s after it was to close; its actor is killed", grace)
+    finally:
+        ray.kill(actor)
 
 
 def _reach(address: str | None) -> None:

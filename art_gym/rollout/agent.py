@@ -80,8 +80,8 @@ class ServerLoad:
 class Agent(Protocol):
     """A policy that plays episodes.
 
-    An agent that asks servers may also have `async def load(self) -> ServerLoad | None`, by which the runner finds out how many requests at
-    once they take (None: not known now). It must not raise, and answer within a second or two.
+    An agent that asks servers may also have `async def server_load(self) -> ServerLoad | None`, by which the runner finds out how many requests
+    at once they take (None: not known now). It has 2 seconds; if it fails, that is warned of once, and no more are tried until it tells.
 
     Attributes:
         name: Names it in errors and reports.

@@ -2,7 +2,7 @@
 
 Episodes in play may be many more than the requests that a server, or this process's event loop, can take at a time. What waits here waits in
 the order of priority and of the groups, so that groups get whole one after the other; in the server's own queue it would wait in the order of
-arrival, and every group would end late.
+arrival, and every group would end late. How many are right belongs to `_steering`.
 """
 
 from __future__ import annotations
@@ -10,51 +10,36 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import logging
-import math
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import thread_time
-from typing import TYPE_CHECKING
 
+from art_gym.errors import UsageError
 from art_gym.rollout._arguments import check_counts
-
-if TYPE_CHECKING:
-    from art_gym.rollout.agent import ServerLoad
-
-_log = logging.getLogger(__name__)
+from art_gym.rollout._steering import AskLoad, Seen, Servers, Steering
 
 Order = tuple[int, ...]
 """Whose turn it is: the smallest first."""
 
-LEAST = 4
-"""Requests that an adaptive gate always lets through, whatever a server holds back."""
-
-_LEAST_FOR_LOOP = 64
-"""Requests that any event loop handles without delay."""
-
-_FIRST = 128
 _TICK_SECONDS = 0.02
 _WINDOW_SECONDS = 0.25
 _LOAD_SECONDS = 1.0
-_LATE_SECONDS = 0.02
 
-_BUSY = 0.7
-"""Share of its time that the event loop's thread computes when it is late by its own doing. Otherwise it waits for a processor that others
-use, such as a server on the same machine, and fewer requests would only slow that down."""
-
-_QUEUE_SHARE, _QUEUE_LEAST = 0.25, 4
-"""What may wait at a server, beside what runs there: enough for a place that gets free to be filled at once."""
+_ABANDONED = 64
+"""Waiters that gave up and are kept in the queue, beside as many as wait there: taking each out at once would cost a search."""
 
 
 class RequestGate:
     """Lets a bounded number of policy calls through at a time.
 
     One gate may serve several runners of an event loop, such as a training's and an evaluation's, whose `priority` then decides who goes first.
+    Gates of several processes that ask the same servers come to equal shares of them.
 
     Args:
-        limit: The most requests in flight. None: as many as the server computes without queueing much, by what the agent's `load` tells, and
-            as the event loop handles without delay; it is found out by trying more while there is need (as TCP does, RFC 5681: fast up to
-            where it was once too much, slowly beyond).
+        limit: The most requests in flight. None: as many as the servers compute without queueing much and without putting running ones back,
+            by what the agents' `server_load` tells, and as the event loop handles without delay; it is found out by trying more while there
+            is need.
 
     Raises:
         UsageError: The limit is less than 1.
@@ -63,14 +48,29 @@ class RequestGate:
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None:
             check_counts(limit=limit)
-        self.adaptive = limit is None
-        self._limit = _FIRST if limit is None else limit
-        self._threshold = math.inf
-        self._in_flight = 0
-        self._queue: list[tuple[Order, int, asyncio.Future[None]]] = []
+        self._steering = Steering() if limit is None else None
+        self._limit = int(self._steering.limit) if self._steering else limit or 0
+        self._tickets = itertools.count()
         self._arrivals = itertools.count()
-        self._was_full = False
-        self._steering = asyncio.Lock()
+        self._answered = 0
+        self._binding = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Hold nothing: what follows belongs to one event loop, and ends with it."""
+        self._in_flight = 0
+        self._waiting = 0
+        self._needed = False
+        self._queue: list[tuple[Order, int, asyncio.Future[None]]] = []
+        self._servers: list[Servers] = []
+        self._users = 0
+        self._watching = asyncio.Lock()
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the limit is found out."""
+        return self._steering is not None
 
     @property
     def limit(self) -> int:
@@ -82,59 +82,121 @@ class RequestGate:
         """Requests that were let through and haven't been answered."""
         return self._in_flight
 
-    async def enter(self, order: Order, timeout: float) -> None:
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be let through."""
+        return self._waiting
+
+    def ticket(self) -> int:
+        """Return a number greater than all before: the place of a group among those of every rollout that uses the gate."""
+        return next(self._tickets)
+
+    async def enter(self, order: Order) -> None:
         """Wait until the request may be sent; `leave` must follow.
 
         Raises:
-            TimeoutError: It wasn't let through within so many seconds.
+            UsageError: The gate is in use in another event loop.
         """
-        if self._in_flight < self._limit and not self._queue:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._bind(loop)
+        if self._in_flight < self._limit and not self._waiting:
             self._in_flight += 1
             return
-        self._was_full = True
-        future = asyncio.get_running_loop().create_future()
+        self._needed = True
+        future = loop.create_future()
         heapq.heappush(self._queue, (order, next(self._arrivals), future))
+        self._waiting += 1
+        # There may be room beside waiters that were cancelled and haven't run since.
+        self._admit()
         try:
-            async with asyncio.timeout(timeout):
-                await future
+            await future
         except BaseException:
-            if future.done() and not future.cancelled():
-                self.leave()
+            # What a closed loop left behind is collected some day: the gate counts it no more.
+            if loop is self._loop and not loop.is_closed():
+                if future.done() and not future.cancelled():
+                    self.leave()
+                else:
+                    future.cancel()
+                    self._give_up()
             raise
 
     def leave(self) -> None:
         """Tell that the request was answered, or given up."""
-        self._in_flight -= 1
-        self._admit()
+        # Not below 0: what a closed loop left behind may leave when another one has begun.
+        self._in_flight = max(0, self._in_flight - 1)
+        self._answered += 1
+        if self._waiting:
+            self._admit()
 
     def _admit(self) -> None:
         while self._queue and self._in_flight < self._limit:
             future = heapq.heappop(self._queue)[2]
             if not future.done():
+                self._waiting -= 1
                 self._in_flight += 1
                 future.set_result(None)
 
-    async def steer(self, load: Callable[[], Awaitable[ServerLoad | None]] | None) -> None:
-        """Find out how many requests are right, until cancelled.
+    def _give_up(self) -> None:
+        self._waiting -= 1
+        if len(self._queue) > 2 * self._waiting + _ABANDONED:
+            self._queue = [entry for entry in self._queue if not entry[2].done()]
+            heapq.heapify(self._queue)
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._binding:
+            if self._loop is loop:
+                return
+            if self._loop is not None and not self._loop.is_closed() and (self._in_flight or self._waiting or self._users):
+                raise UsageError(
+                    f"{self!r} is in use in another event loop; give the runners of each event loop a gate of their own: RequestGate()"
+                )
+            self._begin()
+            self._loop = loop
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep other event loops out, even while nothing is in flight."""
+        self._bind(asyncio.get_running_loop())
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+
+    async def steer(self, server_load: AskLoad | None) -> None:
+        """Find out how many requests are right, until cancelled. Each runner does so, for its own servers.
 
         Args:
-            load: What the agent tells of its servers; None if it tells nothing.
-        """
-        if not self.adaptive:
-            return
-        async with self._steering, asyncio.TaskGroup() as tasks:
-            if load is not None:
-                tasks.create_task(self._heed(load))
-            while True:
-                late, busy, peak = await self._watch_loop()
-                if late > _LATE_SECONDS and busy > _BUSY:
-                    self._lower(int(0.8 * peak), _LEAST_FOR_LOOP)
-                elif self._was_full:
-                    self._raise()
-                self._was_full = bool(self._queue)
+            server_load: What the agent tells of its servers; None if it tells nothing.
 
-    async def _watch_loop(self) -> tuple[float, float, int]:
-        """For a while, see by how many seconds the event loop is late, which share of the time it computes, and the most requests in flight."""
+        Raises:
+            UsageError: The gate is in use in another event loop.
+        """
+        with self._in_use():
+            if self._steering is None:
+                await asyncio.get_running_loop().create_future()
+                return
+            async with asyncio.TaskGroup() as tasks:
+                if server_load is not None:
+                    tasks.create_task(self._ask(server_load))
+                # There is but one event loop to watch, by the first of them and then by the next.
+                async with self._watching:
+                    while True:
+                        await self._watch(self._steering)
+
+    async def _ask(self, server_load: AskLoad) -> None:
+        servers = Servers(server_load)
+        self._servers.append(servers)
+        try:
+            while True:
+                servers.take(await servers.look(), self._answered)
+                await asyncio.sleep(_LOAD_SECONDS)
+        finally:
+            self._servers.remove(servers)
+
+    async def _watch(self, steering: Steering) -> None:
+        """For a while, see how late the event loop is, how much of the time it computes, and how many requests are in flight."""
         clock = asyncio.get_running_loop().time
         begin, computed = clock(), thread_time()
         late, peak = 0.0, self._in_flight
@@ -142,30 +204,10 @@ class RequestGate:
             await asyncio.sleep(_TICK_SECONDS)
             late = max(late, clock() - before - _TICK_SECONDS)
             peak = max(peak, self._in_flight)
-        return late, (thread_time() - computed) / (clock() - begin), peak
-
-    async def _heed(self, load: Callable[[], Awaitable[ServerLoad | None]]) -> None:
-        """Ask the servers what they compute and what they hold back."""
-        while True:
-            await asyncio.sleep(_LOAD_SECONDS)
-            try:
-                found = await load()
-            except Exception:  # noqa: BLE001  the agent is the user's; the rollout goes on without what it would have told
-                _log.exception("the agent's load() raised; how busy the servers are isn't known")
-                return
-            if found is None:
-                continue
-            queue = max(_QUEUE_LEAST, int(_QUEUE_SHARE * found.running))
-            if found.waiting > queue:
-                self._lower(self._in_flight - (found.waiting - queue), LEAST)
-
-    def _lower(self, limit: int, least: int) -> None:
-        if (lower := max(limit, least)) < self._limit:
-            self._limit = self._threshold = lower
-
-    def _raise(self) -> None:
-        fast = self._limit < self._threshold
-        self._limit += max(1, int((0.5 if fast else 0.02) * self._limit))
+        busy = (thread_time() - computed) / (clock() - begin)
+        steering.go_on(self._servers, Seen(self._in_flight, peak, self._answered, self._needed, late, busy))
+        self._limit = int(steering.limit)
+        self._needed = self._waiting > 0
         self._admit()
 
     def __repr__(self) -> str:

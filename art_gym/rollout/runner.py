@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import gymnasium
 
 from art_gym.episodes import Episode, EpisodeGroup
 from art_gym.errors import UsageError
-from art_gym.rollout._arguments import check_agent, check_counts, check_env, check_oversampling, check_run, check_seconds
+from art_gym.rollout._arguments import check_agent, check_counts, check_env, check_oversampling, check_priority, check_run, check_seconds
 from art_gym.rollout._blocking import run_blocking
 from art_gym.rollout._making import Making
 from art_gym.rollout._play import Limits
@@ -53,7 +54,7 @@ class Runner:
         tool_timeout: Seconds that one step may take; past it the episode fails with kind `tool_timeout`.
         episode_timeout: Seconds that an episode may take; past it the episode fails with the kind of what it was waiting for.
         max_failure_rate: The share of episodes that may fail, or a mapping from kinds of failures to shares; beyond it the rollout ends. While
-            it goes on, the share is taken of at least 20 episodes. Cancelled ones don't count.
+            it goes on, the share is taken of at least 20 episodes, and of so many that one is the share. Cancelled ones don't count.
         gate: Bounds the policy calls in flight: a number, or a gate that several runners share. None: a gate of its own that finds out how many
             the server and the event loop take.
         priority: Whose calls go first through a shared gate: the smallest number, such as 0 for an evaluation beside a training with 1.
@@ -92,6 +93,7 @@ class Runner:
         check_seconds(turn_timeout=turn_timeout, tool_timeout=tool_timeout, episode_timeout=episode_timeout)
         check_oversampling(oversample, branch)
         FailureCount(max_failure_rate)
+        check_priority(priority)
         if engine_check is not None and not callable(engine_check):
             raise UsageError(f"engine_check is {engine_check!r:.100}; it must be a function that raises EngineError when the engine is dead")
         self.env = env
@@ -119,12 +121,12 @@ class Runner:
     ) -> AsyncGenerator[EpisodeGroup, None]:
         """Play `group_size` episodes of each scenario, and yield the groups in the order of the scenarios.
 
-        Scenarios are taken as they are needed, so that they may be endless: at most eight rounds of episodes are played ahead of the group that
+        Scenarios are taken as they are needed, so that they may be endless: a bounded number of episodes is played ahead of the group that
         the caller is waiting for. Leaving the loop early cancels what is in play; `contextlib.aclosing` makes that happen at once rather than
         when the generator is collected.
 
         Args:
-            scenarios: Where the episodes start.
+            scenarios: Where the episodes start. They are drawn in the event loop, which waits for each.
             journal: Each episode is on disk there as soon as it ends, and before its group is yielded.
             resume: Take episodes that the journal already holds from there, and play only the missing and the failed ones. The scenarios must
                 be the same as before. Without it the journal must be empty.
@@ -181,13 +183,23 @@ class Runner:
         return self.making()
 
 
+_in_use: WeakSet[Journal] = WeakSet()
+"""Journals that a rollout of this process writes: two would give their episodes the same ids."""
+
+
 @contextmanager
 def _recorded(journal: Journal | None, resume: bool) -> Iterator[Mapping[str, Episode]]:
     """Give what an earlier attempt recorded, by id; an episode is read when it is asked for."""
     if journal is None:
         yield {}
         return
-    with journal.index() as index:
-        if index and not resume:
-            raise UsageError(f"{journal.path} already holds episodes; resume that rollout, or use another label or run folder")
-        yield index
+    if journal in _in_use:
+        raise UsageError(f"another rollout writes to {journal.path}; wait for it, or use another label")
+    _in_use.add(journal)
+    try:
+        with journal.index() as index:
+            if index and not resume:
+                raise UsageError(f"{journal.path} already holds episodes; resume that rollout, or use another label or run folder")
+            yield index
+    finally:
+        _in_use.discard(journal)

@@ -8,9 +8,9 @@ label an episode goes under is the caller's choice.
 
 from art_gym.store._columns import Head, Stored
 from art_gym.store._index import EpisodeIndex
-from art_gym.store._journal import Journal
+from art_gym.store._journal import Busy, Journal
 from art_gym.store._lines import encode, encode_or_failed
 from art_gym.store._parquet import write_parquet
 from art_gym.store._store import EpisodeStore
 
-__all__ = ["EpisodeIndex", "EpisodeStore", "Head", "Journal", "Stored", "encode", "encode_or_failed", "write_parquet"]
+__all__ = ["Busy", "EpisodeIndex", "EpisodeStore", "Head", "Journal", "Stored", "encode", "encode_or_failed", "write_parquet"]

@@ -21,10 +21,11 @@ from art_gym.store._lines import encode
 FORMAT = 1
 """The version of the columns; another one reads otherwise."""
 
-HEAD = ["id", "reward", "success", "failure_kind", "record"]
+HEAD = ["id", "reward", "success", "failure_kind", "parent", "shared_turns", "record"]
 """The columns that a `Head` is read from."""
 
-_STEP = re.compile(r"(?:^|-)(\d{1,9})(?!\d)")
+_STEP = re.compile(r"train-([0-9]{4,9})(?:-from-[0-9]{4,9})?|eval-grpo-([0-9]{1,9})")
+"""Labels that a training run gives; any other may hold a model's size, a port or whatever else is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +45,25 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """An episode's outcome, without what was said and sampled."""
+    """An episode's outcome and where it branched off, without what was said and sampled."""
 
     id: str
     reward: float
     success: bool
     failure: FailureKind | None
+    parent: str | None = None
+    shared_turns: int = 0
 
     @classmethod
     def of(cls, episode: Episode) -> Head:
-        return cls(episode.id, float(episode.reward), episode.success, episode.failure.kind if episode.failure else None)
+        kind = episode.failure.kind if episode.failure else None
+        return cls(episode.id, float(episode.reward), episode.success, kind, episode.parent, episode.shared_turns)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Head:
         if row["record"] is not None:
             return cls.of(from_row(row))
-        return cls(row["id"], row["reward"], row["success"], row["failure_kind"])
+        return cls(row["id"], row["reward"], row["success"], row["failure_kind"], row["parent"], row["shared_turns"])
 
 
 def schema(pa: Any) -> Any:
@@ -184,13 +188,13 @@ def from_row(row: Mapping[str, Any]) -> Episode:
 
 
 def step_of(label: str) -> int | None:
-    """Return the batch that a label names: the first number in it.
+    """Return the batch that a training run's label names; None for any other label.
 
-    >>> step_of("train-0003-from-0008"), step_of("eval-grpo-12"), step_of("eval-untrained")
-    (3, 12, None)
+    >>> step_of("train-0003-from-0008"), step_of("eval-grpo-12"), step_of("eval-untrained"), step_of("eval-smollm2-135m")
+    (3, 12, None, None)
     """
-    found = _STEP.search(label)
-    return int(found[1]) if found else None
+    found = _STEP.fullmatch(label)
+    return int(found[1] or found[2]) if found else None
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:

@@ -46,13 +46,18 @@ def _turn(turn: Mapping[str, Any], json_encoder: json.JSONEncoder) -> bytes:
     numbers = {name: turn[name] for name in _NUMBERS}
     try:
         # msgspec would write NaN and infinity as null.
-        if not all(value is None or math.isfinite(sum(value)) for value in numbers.values()):
+        if not all(value is None or _is_finite(value) for value in numbers.values()):
             raise ValueError("a token id or a log-probability isn't finite")
         encoded = msgspec.json.encode(numbers)
     except (TypeError, OverflowError):  # not numbers, or such as only json knows
         return json_encoder.encode(turn).encode()
     rest = json_encoder.encode({name: value for name, value in turn.items() if name not in _NUMBERS}).encode()
     return b"%b,%b" % (rest[:-1], encoded[1:])
+
+
+def _is_finite(values: list[float]) -> bool:
+    # The sum is quick, and of large figures infinite.
+    return math.isfinite(sum(values)) or all(map(math.isfinite, values))
 
 
 def encode_or_failed(episode: Episode) -> bytes:

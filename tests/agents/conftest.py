@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from art_gym.rollout import TurnState
 from art_gym.scenarios import Scenario
@@ -23,35 +22,74 @@ GUESS = {
 
 
 class Endpoint:
-    """Answers with what `script` holds, in order, then with `completion()`; keeps the requests.
+    """Answers with what `script` holds, in order, then with `completion()`, or with `usual` if that is set; keeps the requests.
 
-    An entry is a body (200), a status, a tuple of status, body and headers, the word "reset", or seconds to sleep first.
+    An entry is a body (200), a status, a tuple of status, body and headers, the word "reset", or seconds to sleep first. Beside them there are
+    `/health` and `/v1/models` with a status each, and `/metrics` with a page, if it has one.
     """
 
     def __init__(self):
         self.script = []
+        self.usual = None
         self.requests = []
         self.headers = []
         self.connections = set()
         self.in_flight = self.most_in_flight = 0
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._answer)
-        self.server = TestServer(app)
+        self.health, self.models, self.metrics = 200, 200, None
+        self.asked = []
+        self.port = 0
+        self._runner = None
+        self._transports = set()
 
     @property
     def url(self):
-        return str(self.server.make_url("/v1"))
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def start(self):
+        """Listen, on the same port as before."""
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._answer)
+        app.router.add_get("/health", self._beside)
+        app.router.add_get("/v1/models", self._beside)
+        app.router.add_get("/metrics", self._beside)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, backlog=1024)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def kill(self):
+        """Be gone: no connection is left, and none can be made."""
+        if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+            for transport in self._transports:
+                transport.abort()
+            self._transports.clear()
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _beside(self, request):
+        self.asked.append(request.path)
+        if request.path == "/metrics":
+            if isinstance(self.metrics, float):
+                await asyncio.sleep(self.metrics)
+            return web.Response(body=self.metrics) if isinstance(self.metrics, bytes) else web.Response(status=404)
+        return web.Response(status=self.health if request.path == "/health" else self.models)
 
     async def _answer(self, request):
         self.requests.append(json.loads(await request.read()))
         self.headers.append(request.headers)
         self.connections.add(request.transport.get_extra_info("peername"))
-        entry = self.script.pop(0) if self.script else completion()
+        self._transports.add(request.transport)
+        entry = self.script.pop(0) if self.script else completion() if self.usual is None else self.usual
         if isinstance(entry, float):
             self.in_flight += 1
             self.most_in_flight = max(self.in_flight, self.most_in_flight)
-            await asyncio.sleep(entry)
-            self.in_flight -= 1
+            try:
+                await asyncio.sleep(entry)
+            finally:
+                self.in_flight -= 1
             entry = completion()
         if entry == "reset":
             request.transport.abort()
@@ -107,18 +145,29 @@ def make_error():
 @pytest.fixture
 async def endpoint():
     endpoint = Endpoint()
-    await endpoint.server.start_server()
+    await endpoint.start()
     yield endpoint
-    await endpoint.server.close()
+    await endpoint.kill()
+
+
+@pytest.fixture
+async def endpoints():
+    """Three of them."""
+    endpoints = [Endpoint() for _ in range(3)]
+    for endpoint in endpoints:
+        await endpoint.start()
+    yield endpoints
+    for endpoint in endpoints:
+        await endpoint.kill()
 
 
 @pytest.fixture
 def make_state():
-    def make(messages=None, *, tools=(GUESS,), turn=0, member=0, timeout=5.0, seed=1):
+    def make(messages=None, *, tools=(GUESS,), turn=0, member=0, timeout=5.0, seed=1, scenario="train-0"):
         messages = messages or [{"role": "system", "content": "Find the number."}, {"role": "user", "content": "Begin."}]
         return TurnState(
             env_id="art_gym/GuessNumber-v0",
-            scenario=Scenario("train-0", seed=seed),
+            scenario=Scenario(scenario, seed=seed),
             member=member,
             turn=turn,
             messages=list(messages),

@@ -1,6 +1,8 @@
 """The chat agent: what it asks for, what it keeps of the answer, and what it makes of errors."""
 
 import asyncio
+import gc
+import json
 import math
 import socket
 import time
@@ -11,6 +13,7 @@ import pytest
 from aiohttp import web
 
 import art_gym_agents._client as client
+import art_gym_agents._responses as responses
 from art_gym import Runner, Scenario
 from art_gym.errors import ContextOverflow, EngineError, PolicyError, UsageError
 from art_gym_agents import ChatAgent
@@ -97,6 +100,18 @@ async def test_the_action_has_the_fields_of_the_history_and_no_others(endpoint, 
     }
 
 
+@pytest.mark.parametrize("given", [{}, {"id": None}, {"id": ""}, {"id": 7}], ids=repr)
+async def test_a_call_without_an_id_is_given_one(endpoint, make_state, make_completion, given):
+    calls = [{**given, "type": "function", "function": {"name": "guess", "arguments": "{}"}} for _ in range(2)]
+    endpoint.script = [make_completion({"content": None, "tool_calls": calls})]
+    async with chat(endpoint) as agent:
+        reply = await agent.act(make_state())
+    first, second = (made["id"] for made in reply.action["tool_calls"])
+    assert isinstance(first, str)
+    assert first
+    assert first != second
+
+
 async def test_a_text_has_no_tool_calls_and_reasoning_is_kept(endpoint, make_state, make_completion):
     endpoint.script = [
         make_completion({"content": "Hm.", "tool_calls": []}, finish_reason="stop"),
@@ -139,8 +154,13 @@ async def test_an_empty_completion_is_legal(endpoint, make_state, make_completio
     [
         ({"logprobs": (-0.5,)}, "3 token ids but 1 logprobs"),
         ({"logprobs": (-0.5, math.nan, 0.0)}, "isn't finite"),
+        ({"logprobs": (-0.5, None, 0.0)}, "isn't finite"),
+        ({"logprobs": ("-0.5", -0.25, 0.0)}, "isn't a chat completion"),
         ({"finish_reason": "abort"}, "broke off"),
         ({"choices": []}, "isn't a chat completion"),
+        ({"choices": None}, "isn't a chat completion"),
+        ({"token_ids": (1, 2.5, 3)}, "isn't a chat completion"),
+        ({"message": {"tool_calls": [{"id": "a", "function": {"arguments": "{}"}}]}}, "isn't a chat completion .*`name`"),
     ],
 )
 async def test_a_broken_answer_is_a_policy_error(endpoint, make_state, make_completion, answer, words):
@@ -150,12 +170,75 @@ async def test_a_broken_answer_is_a_policy_error(endpoint, make_state, make_comp
             await agent.act(make_state())
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[1]"])
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"", b"\xff", b'{"choices": ' + b"[" * 200_000], ids=lambda body: str(body[:10]))
 async def test_an_answer_that_is_no_object_is_a_policy_error(endpoint, make_state, body):
     endpoint.script = [(200, body, {})]
     async with chat(endpoint) as agent:
         with pytest.raises(PolicyError, match="JSON"):
             await agent.act(make_state())
+
+
+async def test_what_an_error_shows_of_an_odd_answer_is_its_beginning(endpoint, make_state):
+    endpoint.script = [(200, json.dumps({"detail": "x" * 5000}).encode(), {})]
+    async with chat(endpoint) as agent:
+        with pytest.raises(PolicyError) as caught:
+            await agent.act(make_state())
+    assert "choices" in str(caught.value)
+    assert '{"detail": "xxx' in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+async def test_a_provider_may_add_fields_and_leave_out_what_is_not_needed(endpoint, make_state):
+    endpoint.script = [
+        {"choices": [{"message": {"content": "Hm."}}]},
+        {"choices": [{"message": {}, "logprobs": None, "finish_reason": None, "score": {"a": [1]}}], "usage": None, "x": [{"y": 1e999}]},
+        {
+            "choices": [{"message": {"content": "Hm.", "tool_calls": None}, "logprobs": {"tokens": ["a"], "token_logprobs": [-1.0]}}],
+            "model": None,
+        },
+    ]
+    async with chat(endpoint) as agent:
+        replies = [await agent.act(make_state()) for _ in range(3)]
+    assert [reply.action for reply in replies] == [{"role": "assistant", "content": content} for content in ("Hm.", None, "Hm.")]
+    assert {(reply.finish_reason, reply.policy, reply.logprobs, reply.completion_ids) for reply in replies} == {("stop", "", None, None)}
+
+
+async def test_half_of_a_surrogate_pair_is_kept_and_sent_back_as_it_came(endpoint, make_state, make_completion):
+    endpoint.script = [make_completion({"content": "a \ud83d b"}, finish_reason="stop")]
+    async with chat(endpoint) as agent:
+        reply = await agent.act(make_state())
+        await agent.act(make_state([{"role": "user", "content": "Begin."}, reply.action]))
+    assert reply.action["content"] == "a \ud83d b"
+    assert endpoint.requests[1]["messages"][1] == {"role": "assistant", "content": "a \ud83d b"}
+
+
+async def test_every_text_arrives_as_it_is(endpoint, make_state):
+    text = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10000), 0x1F600, 0x10FFFF]))
+    async with chat(endpoint) as agent:
+        await agent.act(make_state([{"role": "user", "content": text}]))
+    assert endpoint.requests[0]["messages"] == [{"role": "user", "content": text}]
+
+
+async def test_a_huge_answer_is_read_whole(endpoint, make_state, make_completion):
+    ids = list(range(100_000))
+    endpoint.script = [make_completion({"content": "x" * 3_000_000}, token_ids=ids, logprobs=[-0.5] * len(ids), prompt=ids)]
+    async with chat(endpoint) as agent:
+        reply = await agent.act(make_state(timeout=60.0))
+    assert (len(reply.action["content"]), reply.completion_ids, reply.prompt_ids) == (3_000_000, ids, ids)
+    assert reply.logprobs == [-0.5] * len(ids)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, object()])
+def test_an_extra_field_that_json_has_no_form_for_is_refused(value):
+    with pytest.raises(UsageError, match="extra_body can't be sent as JSON"):
+        ChatAgent("http://127.0.0.1:1/v1", "served", extra_body={"logit_bias": {"5": value}})
+
+
+async def test_a_temperature_that_is_no_number_is_refused(endpoint, make_state):
+    async with chat(endpoint, temperature=math.nan) as agent:
+        with pytest.raises(UsageError, match="temperature must be a finite number"):
+            await agent.act(make_state())
+    assert endpoint.requests == []
 
 
 # Errors
@@ -248,6 +331,20 @@ async def test_no_answer_is_a_policy_error_within_the_deadline(endpoint, make_st
     assert time.perf_counter() - begin < 2
 
 
+async def test_what_is_no_http_is_a_policy_error(make_state, monkeypatch):
+    monkeypatch.setattr(client, "_LONGEST_DELAY", 0.01)
+
+    async def babble(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"220 mail.example.org ESMTP\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    async with server, chat(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1") as agent:
+        with pytest.raises(PolicyError, match="the connection broke"):
+            await agent.act(make_state())
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -261,6 +358,14 @@ async def test_a_dead_endpoint_is_an_engine_error_within_the_deadline(make_state
         with pytest.raises(EngineError, match="nothing answers at http://127"):
             await agent.act(make_state(timeout=timeout))
     assert time.perf_counter() - begin < 3
+
+
+async def test_an_endpoint_may_be_waited_for_as_long_as_one_likes(make_state, monkeypatch):
+    monkeypatch.setattr(client, "_FIRST_DELAY", 1e-5)
+    monkeypatch.setattr(client, "_LONGEST_DELAY", 1e-5)
+    async with chat(f"http://127.0.0.1:{free_port()}/v1", patience=60.0) as agent:
+        with pytest.raises(EngineError, match="nothing answers"):
+            await agent.act(make_state(timeout=4.0))  # more than a thousand attempts
 
 
 async def test_a_server_that_is_away_for_a_moment_is_waited_for(make_state, make_completion):
@@ -300,6 +405,88 @@ async def test_a_closed_agent_can_be_used_again(endpoint, make_state):
         await agent.act(make_state())
         await agent.close()
         await agent.act(make_state())
+
+
+async def test_a_request_in_flight_when_the_agent_is_closed_is_sent_again(endpoint, make_state):
+    endpoint.script = [10.0]
+    async with chat(endpoint) as agent:
+        asked = asyncio.create_task(agent.act(make_state(timeout=30.0)))
+        while not endpoint.requests:
+            await asyncio.sleep(0.01)
+        await agent.close()
+        assert (await asked).completion_ids == [7, 8, 2]
+
+
+async def test_a_connection_that_the_server_closed_meanwhile_costs_no_retry(endpoint, make_state, monkeypatch):
+    monkeypatch.setattr(client, "RETRIES", 0)
+    async with chat(endpoint) as agent:
+        await agent.act(make_state())
+        endpoint.script = ["reset"]
+        await agent.act(make_state())
+    assert len(endpoint.requests) == 3
+
+
+async def test_a_redirect_is_the_users_to_follow(endpoint, make_state):
+    endpoint.script = [(307, {}, {"Location": "https://elsewhere.example/v1/chat/completions"})]
+    async with chat(endpoint) as agent:
+        with pytest.raises(UsageError, match=r"answered 307, pointing to https://elsewhere\.example/v1/chat/completions.*base_url"):
+            await agent.act(make_state())
+
+
+async def test_an_encoding_that_was_not_asked_for_is_a_policy_error_at_once_if_it_is_unknown(endpoint, make_state):
+    endpoint.script = [(200, b"x", {"Content-Encoding": "br"})]
+    async with chat(endpoint) as agent:
+        with pytest.raises(PolicyError, match="encoded as b'br'"):
+            await agent.act(make_state())
+    assert len(endpoint.requests) == 1
+
+
+async def test_an_answer_beyond_all_bounds_is_a_policy_error_at_once(endpoint, make_state, monkeypatch):
+    monkeypatch.setattr(responses, "_LARGEST", 100_000)
+    endpoint.script = [(200, b"x" * 200_000, {})]
+    async with chat(endpoint) as agent:
+        with pytest.raises(PolicyError, match="more than 100,000 bytes"):
+            await agent.act(make_state())
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_base_url_may_have_a_query(endpoint, make_state):
+    async with chat(f"{endpoint.url}/?api-version=3") as agent:
+        await agent.act(make_state())
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the connections that the loops left open
+def test_one_agent_serves_any_number_of_loops_and_keeps_none(make_completion, make_state):
+    async def once():
+        async def answer(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+        async with await asyncio.start_server(answer, "127.0.0.1", port):
+            assert (await agent.act(make_state())).completion_ids == [7, 8, 2]
+
+    body = json.dumps(make_completion()).encode()
+    port = free_port()
+    agent = ChatAgent(f"http://127.0.0.1:{port}/v1", "served")
+    for _ in range(20):
+        asyncio.run(once())
+    gc.collect()
+    # Not closed, the last one is still there.
+    assert len(agent._client._pools) == 1
+
+
+def test_a_base_url_with_a_user_name_is_refused_without_showing_it():
+    with pytest.raises(UsageError, match="base_url holds a user name") as caught:
+        ChatAgent("http://user:secret@127.0.0.1:8000/v1", "served")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["secret\n", "secret\r\nEvil: 1", "sec\0ret"])
+def test_an_api_key_that_no_header_can_hold_is_refused_without_showing_it(key):
+    with pytest.raises(UsageError, match="api_key") as caught:
+        ChatAgent("http://127.0.0.1:8000/v1", "served", api_key=key)
+    assert "sec" not in str(caught.value)
 
 
 def test_a_base_url_without_a_scheme_is_refused():

@@ -277,7 +277,7 @@ def test_an_evaluation_goes_on_with_what_is_missing(capsys, tmp_path, refused):
 
     assert "--resume to go on" in refused(*arguments)
     line = refused(*arguments, "--n", "8", "--temperature", "0", "--resume")
-    assert "has other settings than you ask for: n, temperature;" in line
+    assert "has other settings than you ask for: n was 7 and is 8;" in line
     # Neither changes what comes out.
     assert main([*arguments, "--resume", "--concurrency", "2", "--port", "1234"]) == 0
     resumed = journal.read_text().splitlines(keepends=True)

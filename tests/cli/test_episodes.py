@@ -87,6 +87,16 @@ def test_an_episode_that_was_played_again_is_listed_once(capsys):
     assert [line.split()[-1] for line in printed(capsys, "episodes", "ls", journal)[1:]] == ["terminated", "terminated"]
 
 
+def test_a_half_written_last_line_is_passed_over_by_file_and_by_run(journal, capsys):
+    by_file, by_run = printed(capsys, "episodes", "ls", journal), printed(capsys, "episodes", "ls", "run", "--json")
+    with journal.open("ab") as file:
+        file.write(b'{"format": 1, "id": "train-0001/t/1", "env')
+    assert printed(capsys, "episodes", "ls", journal) == by_file
+    assert [line for line in printed(capsys, "episodes", "ls", "run", "--json") if "bytes" not in line] == [
+        line for line in by_run if "bytes" not in line
+    ]
+
+
 def test_an_episode_is_printed_token_by_token(journal, capsys):
     # Rewards 1 and 0: 0.5 off the mean, deviation sqrt(0.5).
     assert printed(capsys, "episodes", "show", journal) == [

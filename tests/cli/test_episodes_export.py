@@ -11,7 +11,9 @@ import pytest
 from art_gym import Scenario, call
 from art_gym.cli import main
 from art_gym.episodes import Episode, Failure, Turn
+from art_gym.evaluation import evaluate
 from art_gym.store import EpisodeStore
+from art_gym_agents import ScriptedAgent
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -73,23 +75,37 @@ def test_the_labels_of_a_run_are_listed(run, capsys):
     sizes = [path.stat().st_size for path in sorted(Path("run/episodes").iterdir())]
     assert printed(capsys, "ls", "run") == [
         "label       episodes  success  reward  bytes  failures",
-        f"train-0001         4    0.333   0.333  {sizes[0]:,}  1 engine",
-        f"train-0002         2    1.000   1.000  {sizes[1]:,}  1 policy",
+        f"train-0001         4    0.250   0.333  {sizes[0]:,}  1 engine",
+        f"train-0002         2    0.500   1.000  {sizes[1]:,}  1 policy",
     ]
 
 
 def test_the_labels_as_json_whatever_form_they_have(run, capsys):
     listed = json.loads("\n".join(printed(capsys, "ls", "run", "--json")))
     size = FILE.stat().st_size
-    assert listed[0] == {"label": "train-0001", "episodes": 4, "success": 1 / 3, "reward": 1 / 3, "bytes": size, "failures": {"engine": 1}}
+    assert listed[0] == {"label": "train-0001", "episodes": 4, "success": 0.25, "reward": 1 / 3, "bytes": size, "failures": {"engine": 1}}
     compact("train-0001")
     listed[0]["bytes"] = Path("run/episodes/train-0001.parquet").stat().st_size
     assert json.loads("\n".join(printed(capsys, "ls", "run/episodes", "--json"))) == listed
 
 
-def test_a_label_of_which_all_failed_has_no_mean(capsys):
+def test_a_failed_episode_is_no_success_as_in_an_evaluation(capsys):
+    def act(state):
+        if state.scenario.seed % 2:
+            raise ValueError("no answer")
+        return call("guess", number=8)
+
+    with EpisodeStore("run") as store:
+        scenarios = [Scenario(f"s{seed}", seed) for seed in range(4)]
+        measured = evaluate("art_gym/GuessNumber-v0", ScriptedAgent(act), scenarios, journal=store.journal("eval-script"))
+    assert measured.failures == {"policy": 2}
+    (listed,) = json.loads("\n".join(printed(capsys, "ls", "run", "--json")))
+    assert (listed["success"], listed["reward"]) == (measured.rate, measured.mean_reward)
+
+
+def test_a_label_of_which_all_failed_has_no_reward(capsys):
     write(episode("train-0001/0/0", failure=GONE))
-    assert printed(capsys, "ls", "run")[1].split() == ["train-0001", "1", "-", "-", f"{FILE.stat().st_size}", "1", "policy"]
+    assert printed(capsys, "ls", "run")[1].split() == ["train-0001", "1", "0.000", "-", f"{FILE.stat().st_size}", "1", "policy"]
 
 
 def test_a_compacted_label_is_listed_and_shown_as_before_by_either_name(run, capsys):
@@ -161,7 +177,7 @@ def test_what_is_exported_is_read_by_the_same_commands(run, capsys):
 
 def test_only_what_is_asked_for_is_exported(run, capsys):
     lines = printed(capsys, "export", "run", "--label", "train-0002", "--successful", "--to", "out.jsonl")
-    assert lines == ["1 episodes in out.jsonl; 1 others aren't a success"]
+    assert lines == ["1 episodes in out.jsonl; of the others 1 aren't a success"]
     assert [found.id for found in exported("out.jsonl")] == ["train-0002/0/0"]
     assert printed(capsys, "export", "run", "--label", "train-0001", "--to", "out.jsonl", "--force") == ["4 episodes in out.jsonl"]
     assert len(exported("out.jsonl")) == 4
@@ -173,34 +189,10 @@ def test_of_an_episode_that_was_played_again_the_last_is_exported(capsys):
     assert [found.failure for found in exported("out.jsonl")] == [None]
 
 
-def test_conversations_end_with_the_last_action(capsys):
-    answer = [{"role": "tool", "tool_call_id": "call_0", "content": "Äh \ud800"}]
-    won = episode("train-0001/0/0", turn(), turn(1.0, observation=answer), final_observation=answer)
-    write(won, episode("train-0001/0/1", turn(), failure=GONE), episode("train-0001/0/2"))
-    lines = printed(capsys, "export", "run", "--to", "out.jsonl", "--format", "sft")
-    assert lines == ["1 episodes in out.jsonl; 2 others aren't finished"]
-    (line,) = Path("out.jsonl").read_text().splitlines()
-    found = json.loads(line)
-    told = {"role": "tool", "tool_call_id": "call_0", "content": "Äh ?"}
-    assert found["messages"] == [{"role": "user", "content": "Go on."}, call("look"), told, call("look")]
-    assert json.loads(found["tools"]) == won.tools
-
-
-@pytest.mark.train
-def test_trl_trains_on_the_conversations(capsys, tiny_model, tmp_path):
-    """As `datasets` and the chat template take them, with tools whose parameters differ."""
-    datasets = pytest.importorskip("datasets")
-    trl = pytest.importorskip("trl")
-    parameters = {"type": "object", "properties": {"n": {"type": "integer"}}}
-    tools = [{"type": "function", "function": {"name": "guess", "parameters": parameters}}]
-    write(episode("train-0001/0/0", turn(1.0)), episode("train-0001/1/0", turn(1.0), tools=tools))
-    printed(capsys, "export", "run", "--to", "out.jsonl", "--format", "sft")
-    rows = datasets.load_dataset("json", data_files="out.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
-    assert json.loads(rows[1]["tools"]) == tools
-    settings = trl.SFTConfig(str(tmp_path / "sft"), max_steps=1, report_to="none", use_cpu=True, bf16=False)
-    trainer = trl.SFTTrainer(str(tiny_model), settings, train_dataset=rows)
-    assert "Go on." in trainer.processing_class.decode(trainer.train_dataset[1]["input_ids"])
-    trainer.train()
+def test_a_label_that_is_named_twice_is_exported_once(run, capsys):
+    lines = printed(capsys, "export", "run", "--label", "train-0002", "--label", "train-0002", "--to", "out.jsonl")
+    assert lines == ["2 episodes in out.jsonl"]
+    assert [found.id for found in exported("out.jsonl")] == ["train-0002/0/0", "train-0002/0/1"]
 
 
 def test_an_export_that_cannot_be_is_refused_before_anything_is_written(refused, run):
@@ -221,7 +213,7 @@ def test_an_export_that_cannot_be_is_refused_before_anything_is_written(refused,
 
 def test_a_filter_that_leaves_nothing_is_told(refused):
     write(episode("train-0001/0/0", turn()), episode("train-0001/0/1", failure=GONE))
-    told = "none of the 2 episodes is a success, so that there is nothing to export"
+    told = "there is nothing to export: 2 aren't a success"
     assert refused("episodes", "export", "run", "--to", "out.jsonl", "--successful") == told
     Path("there.jsonl").write_text("precious")
     assert refused("episodes", "export", "run", "--to", "there.jsonl", "--successful", "--force") == told

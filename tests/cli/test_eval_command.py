@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
-from art_gym.cli import _eval_report, main
-from art_gym.cli._eval_settings import parse_agents
+from art_gym.cli import _eval, _eval_report, main
+from art_gym.cli._eval_agents import Entrant
+from art_gym.cli._eval_settings import Settings, parse_agents
 from art_gym.comparison import Comparison
-from art_gym.errors import UsageError
+from art_gym.errors import EngineError, UsageError
 from art_gym.store import EpisodeStore
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -43,7 +45,8 @@ def guess(*agents: str, n: int = 12, k: int = 2) -> list[str]:
 def test_agents_are_reported_side_by_side(capsys):
     assert main(guess("finds=own_scripts:counts", "own_scripts:ones")) == 0
     first, second, differences = capsys.readouterr().out.strip().split("\n\n")
-    assert "agent          finds\nsuccess        100.0% (24 of 24" in first
+    # All twelve scenarios went alike, which says as much as twelve episodes: Wilson's lower bound is n / (n + z²).
+    assert "agent          finds\nplayed by      own_scripts:counts\nsuccess        100.0% (24 of 24, 95% interval 75.8% to 100.0%)" in first
     assert "pass@k         1: 100.0%, 2: 100.0%" in first
     assert "agent          own_scripts:ones" in second
     assert "own_scripts:ones against finds: success -" in differences
@@ -56,7 +59,8 @@ def test_one_agent_may_find_what_another_did_not(tmp_path, capsys):
     out = tmp_path / "out"
     printed = json.loads(capsys.readouterr().out)
     assert json.loads((out / "evaluation.json").read_text())["result"] == printed
-    assert printed["format"] == 1
+    assert printed["format"] == 2
+    assert [entry["played_by"] for entry in printed["evaluations"]] == [{"spec": "own_scripts:counts"}, {"spec": "own_scripts:ones"}]
     # A script plays a scenario's episodes alike: where the number is 1 it is found at once, else never.
     with EpisodeStore(out) as store:
         assert store.labels() == ["eval-finds", "eval-ones"]
@@ -132,27 +136,100 @@ def test_an_agent_may_be_added_and_none_left_out_or_exchanged(tmp_path, refused,
     assert (tmp_path / "out" / "episodes" / "eval.jsonl").read_bytes() == before
     assert len((tmp_path / "out" / "episodes" / "eval-ones.jsonl").read_text().splitlines()) == 6
     capsys.readouterr()
-    assert "other settings than you ask for: agents;" in refused(*guess("ones=own_scripts:ones", n=3), "--out", "out", "--resume")
+    line = refused(*guess("ones=own_scripts:ones", n=3), "--out", "out", "--resume")
+    assert line.endswith("other settings than you ask for: agent 'finds' plays there and isn't given; give the same, or another --out")
     line = refused(*guess("finds=own_scripts:ones", "ones=own_scripts:ones", n=3, k=3), "--out", "out", "--resume")
-    assert "other settings than you ask for: k, agents;" in line
+    assert "ask for: k was 2 and is 3, agent 'finds' was 'own_scripts:counts' and is 'own_scripts:ones'; give the same" in line
 
 
 @pytest.mark.usefixtures("scripts", "undrawn")
-def test_an_agent_that_has_nothing_left_to_play_is_not_started(tmp_path, capsys):
-    assert main([*guess("a=own_scripts:counts", n=2), "--out", "out"]) == 0
-    saved = tmp_path / "out" / "evaluation.json"
-    # As if its server had been switched off meanwhile.
-    url = "http://127.0.0.1:9/v1#gone"
-    saved.write_text(saved.read_text().replace("own_scripts:counts", url))
-    assert main([*guess(f"a={url}", "own_scripts:ones", n=2), "--out", "out", "--resume"]) == 0
-    assert "agent          a\nsuccess        100.0%" in capsys.readouterr().out
+def test_failed_episodes_are_tried_again_unless_they_are_to_stand(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sometimes.py").write_text(
+        "import art_gym, pathlib\n"
+        "def play(state):\n"
+        "    if pathlib.Path('broken').exists() and state.scenario.id == 'test-1':\n        raise RuntimeError('no idea')\n"
+        "    return art_gym.call('guess', number=state.turn + 1)\n"
+    )
+    (tmp_path / "broken").touch()
+    arguments = [*guess("sometimes:play", n=3, k=1), "--out", "out"]
+    assert main(arguments) == 0
+    (tmp_path / "broken").unlink()
+    settings = Settings(
+        GUESS, parse_agents(["sometimes:play"], model=None, base_url=None), {"high": 3, "max_turns": 3}, n=3, keep_failures=True
+    )
+    capsys.readouterr()
+    _eval.run(settings, api_key=None, out=tmp_path / "out", resume=True, as_json=True)
+    (result,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert (result["failures"], result["replayed"]) == ({"policy": 1}, {})
+    assert main([*arguments, "--resume"]) == 0
+    assert "attempts       4 at 3 episodes; played again after they had failed: 1 (policy)\n" in capsys.readouterr().out
+    assert "| sometimes:play | 0 | 4 | 1 (policy) |" in (tmp_path / "out" / "evaluation.md").read_text()
+
+
+class DeadEngine:
+    """An engine that can't be started."""
+
+    def __enter__(self):
+        raise EngineError("the engine died\nits log's tail")
+
+    def __exit__(self, *error):
+        pass
+
+
+@pytest.mark.usefixtures("scripts", "undrawn")
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_engine_that_fails_costs_no_other_agent_its_result(tmp_path, capsys, monkeypatch, place):
+    def entrant(agent, *arguments, **options):
+        return Entrant(dict, lambda log: DeadEngine()) if agent.name == "dead" else real(agent, *arguments, **options)
+
+    real = _eval.entrant
+    monkeypatch.setattr(_eval, "entrant", entrant)
+    agents = ["fine=own_scripts:counts", "also=own_scripts:ones"]
+    agents.insert(place, "dead=some/model")
+    assert main([*guess(*agents, n=3), "--out", "out"]) == 1
+    output = capsys.readouterr()
+    assert "agent          fine\n" in output.out
+    assert "also against fine: success" in output.out
+    assert output.out.endswith("dead came to no end: the engine died its log's tail\n")
+    assert output.err.splitlines()[-1] == "error: dead came to no end and has no result: the engine died"
+    kept = json.loads((tmp_path / "out" / "evaluation.json").read_text())["result"]
+    assert [entry["agent"] for entry in kept["evaluations"]] == ["fine", "also"]
+    assert kept["unfinished"] == {"dead": "the engine died\nits log's tail"}
+    assert "dead came to no end: the engine died its log's tail\n" in (tmp_path / "out" / "evaluation.md").read_text()
+    # It is back: only that agent is missing.
+    monkeypatch.setattr(_eval, "entrant", lambda agent, settings, **options: real(replace(agent, spec="random"), settings, **options))
+    assert main([*guess(*agents, n=3), "--out", "out", "--resume"]) == 0
+    kept = json.loads((tmp_path / "out" / "evaluation.json").read_text())["result"]
+    assert (len(kept["evaluations"]), kept["unfinished"]) == (3, {})
+
+
+@pytest.mark.usefixtures("scripts", "undrawn")
+def test_an_engine_that_fails_alone_is_the_commands_error(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(_eval, "entrant", lambda *arguments, **options: Entrant(dict, lambda log: DeadEngine()))
+    assert main([*guess("dead=some/model"), "--out", "out"]) == 1
+    assert not (tmp_path / "out").exists()
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "error: the engine died\nits log's tail\n")
+
+
+@pytest.mark.usefixtures("scripts", "undrawn")
+def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_eval, "evaluate", interrupted)
+    assert main([*guess("own_scripts:counts"), "--out", "out"]) == 130
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "what ended is kept; --resume goes on with the evaluation in out",
+        "error: interrupted",
+    ]
 
 
 @pytest.mark.usefixtures("scripts", "undrawn")
 def test_one_agent_that_always_fails_leaves_the_other_its_result(tmp_path, capsys):
     assert main([*guess("fine=own_scripts:counts", "broken=own_scripts:breaks", n=3), "--out", "out"]) == 1
     output = capsys.readouterr()
-    assert "agent          fine\nsuccess        100.0%" in output.out
+    assert "agent          fine\nplayed by      own_scripts:counts\nsuccess        100.0%" in output.out
     assert output.err.splitlines()[-1] == "error: all 6 episodes of broken failed; the first: RuntimeError: no idea"
     assert "- broken, policy: RuntimeError: no idea" in (tmp_path / "out" / "evaluation.md").read_text()
 
@@ -184,8 +261,9 @@ def test_a_person_leaves_and_goes_on_later(tmp_path, monkeypatch, capsys):
     assert "scenario test-0" not in output.err
 
 
-@pytest.mark.slow
-def test_a_kill_loses_no_finished_episode(tmp_path):
+@pytest.fixture
+def slowly(tmp_path):
+    """An evaluation of 160 episodes in another process; gives it after some have ended, its command, environment and journal."""
     (tmp_path / "slow_script.py").write_text(
         "import asyncio, art_gym\n"
         "async def play(state):\n    await asyncio.sleep(0.02)\n    return art_gym.call('guess', number=state.turn + 1)\n"
@@ -194,13 +272,20 @@ def test_a_kill_loses_no_finished_episode(tmp_path):
     arguments = [sys.executable, "-c", program, *guess("slow_script:play", n=40, k=4), "--out", "out", "--concurrency", "4"]
     journal = tmp_path / "out" / "episodes" / "eval.jsonl"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    give_up = time.monotonic() + 60
-    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 5):
-        assert process.poll() is None, process.communicate()[1].decode()
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
+    with subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        give_up = time.monotonic() + 60
+        while not (journal.exists() and journal.read_bytes().count(b"\n") >= 5):
+            assert process.poll() is None, process.communicate()[1].decode()
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        yield process, arguments, environment, journal
+        process.kill()
+
+
+@pytest.mark.slow
+def test_a_kill_loses_no_finished_episode(tmp_path, slowly):
+    process, arguments, environment, journal = slowly
+    process.send_signal(signal.SIGKILL)
     process.wait()
     finished = journal.read_bytes().rpartition(b"\n")[0]
     assert finished.count(b"\n") < 159
@@ -209,6 +294,19 @@ def test_a_kill_loses_no_finished_episode(tmp_path):
     with EpisodeStore(tmp_path / "out") as store:
         played = [episode.id for episode in store.journal("eval").read()]
     assert sorted(played) == sorted(f"eval/{index}/{member}" for index in range(40) for member in range(4))
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on_and_that_works(slowly):
+    process, arguments, environment, _ = slowly
+    process.send_signal(signal.SIGINT)
+    told = process.stderr.read().decode().splitlines()
+    assert process.wait(30) == 130
+    assert told[-2:] == ["what ended is kept; --resume goes on with the evaluation in out", "error: interrupted"]
+    done = subprocess.run([*arguments, "--resume", "--json"], env=environment, check=True, capture_output=True)
+    (result,) = json.loads(done.stdout)["evaluations"]
+    # What was cut off by the interruption is no attempt that failed.
+    assert (result["n"], result["successes"], result["replayed"]) == (160, 160, {})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Agents side by side: how much they differ, and whether by more than chance."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -42,19 +44,70 @@ def test_several_episodes_are_compared_by_flipping_scenarios():
 
 
 def test_rewards_are_compared_over_scenarios_that_both_finished():
-    first = played("old", [0, 0, 0], rewards=[0.1, 0.2, 0.0])
-    second = Evaluation.from_dict(played("new", [0, 0, 0], rewards=[0.4, 0.3, 0.0]).to_dict())
-    failed = ScenarioOutcome("s2", 2, episodes=1, successes=0, finished=0, reward=0.0)
-    second = Evaluation.from_dict({**second.to_dict(), "scenarios": [*second.to_dict()["scenarios"][:2], vars_of(failed)]})
+    first = failing(played("old", [0] * 60, rewards=[0.1, 0.2, *[0.0] * 58]), 59)
+    second = failing(played("new", [0] * 60, rewards=[0.4, 0.3, *[0.0] * 58]), 58)
     (difference,) = Comparison.of([first, second]).differences
-    assert difference.scenarios == 3
-    # (0.3 + 0.1) / 2; the third has no reward of the second agent.
-    assert difference.reward.difference == pytest.approx(0.2)
+    assert (difference.scenarios, difference.success.scenarios) == (60, 60)
+    # (0.3 + 0.1) / 58; the last two have no reward of one agent each.
+    assert difference.reward.difference == pytest.approx(0.4 / 58)
+    assert difference.reward.scenarios == 58
+    # Two scenarios differ, both up: two patterns of four.
     assert difference.reward.p == 2 / 4
+    assert (difference.left_out, difference.episodes) == ((2, 2), (60, 60))
 
 
-def vars_of(outcome: ScenarioOutcome) -> dict:
-    return {name: getattr(outcome, name) for name in ScenarioOutcome.__dataclass_fields__}
+def test_rewards_are_not_tested_where_one_agent_fails_more_often():
+    first, second = played("old", [0] * 60), failing(played("new", [0] * 60), 57, 58, 59)
+    (difference,) = Comparison.of([first, second]).differences
+    assert (difference.reward.p, difference.reward.low, difference.reward.scenarios) == (None, None, 57)
+    assert difference.reward.test == "not tested: 0.0% and 5.0% of the episodes failed, and what failed is seldom like what didn't"
+    assert difference.left_out == (3, 3)
+
+
+def failing(evaluation: Evaluation, *numbers: int) -> Evaluation:
+    """The same, with the scenarios of these numbers failed."""
+    outcomes = [
+        replace(outcome, successes=0, finished=0, reward=0.0) if number in numbers else outcome
+        for number, outcome in enumerate(evaluation.scenarios)
+    ]
+    return replace(evaluation, scenarios=tuple(outcomes))
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"env_id": "a/C-v0"}, "env_id is 'a/B-v0' and 'a/C-v0'"),
+        ({"env_kwargs": {"high": 3}}, "env_kwargs is {} and {'high': 3}"),
+        ({"split": "validation"}, "split is 'test' and 'validation'"),
+    ],
+)
+def test_agents_that_played_different_things_are_not_compared(changed, what):
+    first, second = (replace(played(name, [0, 1]), split="test") for name in ("a", "b"))
+    with pytest.raises(UsageError, match=re.escape(f"a and b played different things: {what}; let them play the same")):
+        Comparison.of([first, replace(second, **changed)])
+
+
+def test_a_scenario_with_other_options_is_another_one():
+    first, second = played("a", [0]), played("b", [0])
+    second = replace(second, scenarios=(replace(second.scenarios[0], options="abc"),))
+    with pytest.raises(UsageError, match="a and b played no scenario in common"):
+        Comparison.of([first, second])
+
+
+def test_no_interval_says_more_than_the_test():
+    # 5 against 0: p is 2/32, above 0.05, so that the interval holds 0; 6 against 0, p is 2/64.
+    for won, holds in ((5, True), (6, False)):
+        (difference,) = Comparison.of([played("a", [0] * 20), played("b", [1] * won + [0] * (20 - won))]).differences
+        assert (difference.success.low <= 0) is holds
+    # Of fewer than six scenarios nothing can be told, and there is no interval.
+    (difference,) = Comparison.of([played("a", [0] * 5), played("b", [1] * 5)]).differences
+    assert (difference.success.low, difference.success.high, difference.success.p) == (None, None, 2 / 32)
+
+
+def test_the_same_seed_gives_the_same_comparison():
+    agents = [played("a", [0, 1, 2] * 20, k=4), played("b", [1, 0, 3] * 20, k=4)]
+    assert Comparison.of(agents, seed=3) == Comparison.of(agents, seed=3)
+    assert Comparison.of(agents, seed=3).differences[0].success.p != Comparison.of(agents, seed=4).differences[0].success.p
 
 
 def test_without_a_finished_episode_there_is_no_difference_in_rewards():

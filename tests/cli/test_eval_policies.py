@@ -1,6 +1,7 @@
 """Trained policies in an evaluation: which one a folder means, how it is served, and the servers that run already."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import art_gym.engine
 from art_gym.cli import _eval_policies, main, preflight
+from art_gym.cli._eval_digests import digest_of
 from art_gym.cli._eval_settings import AgentSetting, Settings
 from art_gym.cli.config import RunConfig
 from art_gym_agents import RandomAgent
@@ -155,6 +157,61 @@ def test_a_checkpoint_of_the_whole_model_is_written_out_anywhere(run, launched, 
     monkeypatch.setattr("art_gym_trainers.export.export", lambda checkpoint, base, folder, **options: folder.mkdir())
     with _eval_policies.find(run).served(SETTINGS, log=None, progress=lambda line: None) as engine:
         assert (engine.config.enable_lora, engine.config.dtype, engine.model) == (False, "bfloat16", "mine@6")
+
+
+@pytest.fixture
+def torn(run, launched, monkeypatch, tmp_path):
+    """An evaluation of the run of which one episode is missing; gives the arguments that go on with it."""
+    monkeypatch.setattr(art_gym.engine.Engine, "check", lambda self: None, raising=False)
+    monkeypatch.setattr("art_gym_trainers.export.export", lambda checkpoint, base, folder, **options: folder.mkdir())
+    monkeypatch.setattr(preflight, "check_launch", lambda config: None)
+    monkeypatch.setattr("art_gym_agents.ChatAgent", lambda url, model, *, name, **options: RandomAgent(name=name))
+    monkeypatch.setattr("art_gym.cli._eval_report.draw", lambda result, path: "")
+    arguments = ["eval", GUESS, "--agent", "runs/mine", "--n", "3", "--out", "out"]
+    assert main(arguments) == 0
+    journal = tmp_path / "out" / "episodes" / "eval.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]))
+    return [*arguments, "--resume"]
+
+
+def test_a_resumed_evaluation_goes_on_with_the_checkpoint_that_it_began_with(run, torn, launched, capsys):
+    scored(run, _4=0.9, _5=0.5)
+    capsys.readouterr()
+    assert main([*torn, "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert [engine.model for engine in launched] == ["mine@5", "mine@5"]
+    facts = result["played_by"]
+    assert (facts["spec"], facts["model"], facts["step"], facts["base"]) == ("runs/mine", "mine@5", 5, "some/base")
+    assert facts["digest"] == digest_of(run / "checkpoints" / "step-0005")
+
+
+def test_a_checkpoint_whose_weights_are_others_meanwhile_is_not_gone_on_with(run, torn, refused):
+    shutil.rmtree(run / "checkpoints" / "step-0005")
+    with checkpoints.writing(run / "checkpoints", 5, {}) as scratch:
+        (scratch / "adapter_model.safetensors").write_bytes(b"adapter" * 6)
+        (scratch / "adapter_config.json").write_text("{}")
+    assert "were played with digest '" in refused(*torn)
+    shutil.rmtree(run / "checkpoints" / "step-0005")
+    assert "step-0005 is no whole checkpoint; there are those of: 3, 4" in refused(*torn)
+
+
+def test_a_digest_tells_weights_apart(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / ".cache").write_text("of no account")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"\0" * 100)
+    small = digest_of(tmp_path)
+    weights.write_bytes(b"\0" * 99 + b"\1")
+    assert digest_of(tmp_path) != small
+    # Beyond 64 MiB a sample is read, the last block among it.
+    with weights.open("wb") as file:
+        file.truncate(65 << 20)
+    large = digest_of(tmp_path)
+    assert digest_of(tmp_path) == large
+    with weights.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+    assert digest_of(tmp_path) != large
 
 
 @pytest.mark.train

@@ -104,3 +104,47 @@ def test_a_model_that_the_server_has_not_is_refused(servers, refused):
     server = servers("served", 1)
     line = refused("eval", GUESS, "--agent", "random", "--agent", f"{server.url}#other")
     assert line == f"{server.url} has no model 'other'; it serves: served"
+
+
+@pytest.fixture
+def kept(servers, tmp_path, monkeypatch):
+    """An evaluation of which one episode is missing; gives its server, and the arguments that go on with it."""
+    monkeypatch.setattr("art_gym.cli._eval_report.draw", lambda result, path: "")
+    server = servers("served", 1)
+    arguments = ["eval", GUESS, "--agent", f"a={server.url}", "--n", "3", "--env", "high=1", "--out", "out"]
+    assert main(arguments) == 0
+    journal = tmp_path / "out" / "episodes" / "eval.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]))
+    return server, [*arguments, "--resume"]
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [("--temperature", "temperature 1.0, and now it is 0.5"), ("--max-tokens", "max_tokens 64, and now it is 20")],
+)
+def test_another_way_of_sampling_is_not_gone_on_with(kept, refused, option, what):
+    _, arguments = kept
+    line = refused(*arguments, option, what.split()[-1])
+    assert line == f"the episodes in out/episodes/eval.jsonl were played with {what}; resume with the same, or play anew in another folder"
+
+
+def test_a_server_that_serves_another_model_meanwhile_is_not_gone_on_with(kept, refused, capsys):
+    server, arguments = kept
+    capsys.readouterr()
+    server.model = "other"
+    assert "were played with model 'served', and now it is 'other'; resume with the same" in refused(*arguments)
+    server.model = "served"
+    assert main([*arguments, "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert (result["n"], result["played_by"]["model"], result["played_by"]["base_url"]) == (3, "served", server.url)
+
+
+def test_an_agent_that_has_nothing_left_to_play_is_not_asked_for(kept, capsys, refused):
+    server, arguments = kept
+    assert main(arguments) == 0
+    server.close()
+    capsys.readouterr()
+    assert main([*arguments, "--agent", "random"]) == 0
+    assert f"agent          a\nplayed by      {server.url}, " in capsys.readouterr().out
+    # What was asked of it is compared all the same.
+    assert "temperature 1.0, and now it is 0.1;" in refused(*arguments, "--agent", "random", "--temperature", "0.1")

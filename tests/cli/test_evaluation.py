@@ -2,19 +2,43 @@
 
 import asyncio
 import json
+import re
 import threading
 from itertools import islice
 
+import gymnasium
 import pytest
 
-from art_gym import Episode, EpisodeGroup, Failure, Scenario, Turn, call, make
+from art_gym import Episode, EpisodeGroup, Failure, Scenario, ToolEnv, Turn, call, make, tool
 from art_gym._tally import Tally, powers
 from art_gym.errors import TooManyFailures, UsageError
 from art_gym.evaluation import Evaluation, ScenarioOutcome, Spread, Tokens, evaluate, is_played
+from art_gym.statistics import rate_interval
 from art_gym.store import EpisodeStore
 from art_gym_agents import ScriptedAgent
 
 GUESS = "art_gym/GuessNumber-v0"
+BROKEN = "tests/NoNumber-v0"
+
+
+class NoNumber(ToolEnv):
+    """Its rewards are NaN."""
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float("nan"), terminated, truncated, info
+
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess."""
+        return "Wrong."
+
+
+@pytest.fixture(autouse=True, scope="module")
+def broken():
+    gymnasium.register(BROKEN, entry_point=NoNumber)
+    yield
+    gymnasium.registry.pop(BROKEN)
 
 
 def episode(*rewards: float, invalid: int = 0, failure: str | None = None, tokens=None, **kwargs) -> Episode:
@@ -57,7 +81,10 @@ def test_outcomes_are_counted():
     # Wilson's interval for 1 of 5.
     assert (result.low, result.high) == (pytest.approx(0.0362, abs=1e-4), pytest.approx(0.6245, abs=1e-4))
     # Seven turns of 2 s and 0.5 s each; the episodes that finished took 6 s and 8 s.
-    assert (result.policy_seconds.p99, result.environment_seconds.mean, result.episode_seconds.mean) == (2.0, 0.5, 7.0)
+    assert (result.policy_seconds.p99, result.environment_seconds.mean) == (2.0, 0.5)
+    # Three failed, and count as long as the longest: (6 + 8 + 3 · 8) / 5.
+    assert result.episode_seconds.mean == pytest.approx(7.6)
+    assert (result.episode_seconds.count, result.episode_seconds.cut_off, result.cut_calls, result.cut_steps) == (5, 3, 2, 0)
 
 
 def test_episodes_of_a_scenario_make_pass_at_k_and_pass_hat_k():
@@ -67,9 +94,11 @@ def test_episodes_of_a_scenario_make_pass_at_k_and_pass_hat_k():
     assert result.pass_at == {1: 0.25, 2: pytest.approx(5 / 12), 4: 0.5}
     assert result.pass_hat == {1: 0.25, 2: pytest.approx(1 / 12), 4: 0.0}
     assert result.scenarios[0] == ScenarioOutcome("s0", 0, episodes=4, successes=2, finished=4, reward=2.0)
-    # Scenarios of 1/2 and 0, resampled whole: the mean is never more than 1/2.
-    assert result.success_interval == (0.0, 0.5)
-    assert result.reward_interval == (0.0, 0.5)
+    # Two scenarios say less than their eight episodes, and the rate's one interval knows.
+    assert 2 < result.effective_n < 8
+    assert result.interval == (result.low, result.high) == rate_interval([2, 0], [4, 4])
+    # Student's with one degree of freedom, 12.706, around the mean of 1/2 and 0, whose standard error is 1/4.
+    assert result.reward_interval == (pytest.approx(0.25 - 12.7062 / 4, rel=1e-4), pytest.approx(0.25 + 12.7062 / 4, rel=1e-4))
 
 
 def test_a_failed_episode_is_no_success_and_no_reward():
@@ -103,7 +132,7 @@ def test_episodes_from_before_tell_nothing_of_the_speed():
 
 def test_none_and_only_failures_are_defined():
     nothing = counted()
-    assert (nothing.rate, nothing.turns, nothing.success_interval, nothing.pass_at) == (0.0, None, None, {1: 0.0})
+    assert (nothing.rate, nothing.turns, nothing.interval, nothing.pass_at) == (0.0, None, (0.0, 1.0), {1: 0.0})
     failed = counted([episode(failure="engine")])
     assert (failed.mean_reward, failed.mean_turns, failed.rate) == (0.0, 0.0, 0.0)
     assert failed.reward_interval is None
@@ -132,9 +161,32 @@ def test_it_reads_as_a_sentence():
 def test_percentiles_are_interpolated():
     # Of 0, 1, … 10 the 90th percentile is 9, and the 99th lies nine tenths of the way from 9 to 10.
     spread = Spread.of([float(value) for value in range(11)])
+    assert not any(map(spread.is_bound, ("mean", "p50", "p90", "p99", "max")))
     assert (spread.mean, spread.p50, spread.p90, spread.max) == (5.0, 5.0, 9.0, 10.0)
     assert spread.p99 == pytest.approx(9.9)
     assert Spread.of([]) is None
+
+
+def test_what_was_cut_off_makes_nothing_look_faster():
+    # Ninety calls of 1 s, nine of 5 s, one that timed out: of 100 the 90th percentile lies between the 90th and the 91st.
+    spread = Spread.of([1.0] * 90 + [5.0] * 9, cut_off=1)
+    assert (spread.p50, spread.is_bound("p50")) == (1.0, False)
+    assert (spread.p90, spread.is_bound("p90")) == (pytest.approx(1.4), False)
+    assert (spread.p99, spread.is_bound("p99"), spread.is_bound("mean"), spread.is_bound("max")) == (5.0, True, True, True)
+    # Half of them hung: the median is no less than what was measured at the longest.
+    spread = Spread.of([0.1, 0.2], cut_off=3)
+    assert (spread.p50, spread.is_bound("p50")) == (0.2, True)
+    assert Spread.of([], cut_off=3) is None
+
+
+def test_calls_and_steps_that_were_cut_off_are_counted():
+    hung = Failure("tool_timeout", "hung", action=call("guess", number=1))
+    step = Episode("e", "a/B-v0", Scenario("s", seed=0), failure=hung)
+    at_reset = Episode("f", "a/B-v0", Scenario("s", seed=0), failure=Failure("environment", "broke"))
+    result = counted([episode(0.0)], [step], [at_reset], [episode(0.0, failure="policy")])
+    assert (result.cut_calls, result.cut_steps) == (1, 1)
+    assert (result.policy_seconds.count, result.policy_seconds.cut_off) == (3, 1)
+    assert (result.environment_seconds.count, result.environment_seconds.cut_off) == (3, 1)
 
 
 def counts_up(**kwargs) -> ScriptedAgent:
@@ -179,6 +231,100 @@ def test_what_is_left_to_play_is_known_from_the_journal(tmp_path):
     # A failed episode is played again.
     journal.append(episode(failure="policy", id="eval/1/0"))
     assert not is_played(journal, 2, 2)
+
+
+def fails_on(*turns: int) -> ScriptedAgent:
+    """Fails when it is asked for so many-th time; else counts up."""
+    asked = iter(range(10_000))
+
+    def script(state):
+        if next(asked) in turns:
+            raise RuntimeError("no idea")
+        return call("guess", number=state.turn + 1)
+
+    return ScriptedAgent(script, name="counts up")
+
+
+def test_failed_episodes_are_played_again_and_the_attempts_told(tmp_path):
+    journal = EpisodeStore(tmp_path).journal("eval")
+    options = {"n": 4, "env_kwargs": EASY, "journal": journal}
+    first = evaluate(GUESS, fails_on(0), **options)
+    assert (first.failures, first.attempts, first.replayed) == ({"policy": 1}, 4, {})
+    second = evaluate(GUESS, fails_on(0), resume=True, **options)
+    assert (second.failures, second.attempts, second.replayed) == ({"policy": 1}, 5, {"policy": 1})
+    third = evaluate(GUESS, counts_up(), resume=True, **options)
+    assert (third.failures, third.successes, third.attempts, third.replayed) == ({}, 4, 6, {"policy": 2})
+    # Nothing is left; what there was is still told.
+    assert evaluate(GUESS, counts_up(), resume=True, **options).replayed == {"policy": 2}
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_failed_episodes_stand_if_that_is_asked(tmp_path, watched):
+    class Watcher:
+        failures = 0
+
+        def on_episode(self, episode):
+            self.failures += episode.failure is not None
+
+    journal, watcher = EpisodeStore(tmp_path).journal("eval"), Watcher()
+    options = {"n": 4, "env_kwargs": EASY, "journal": journal}
+    first = evaluate(GUESS, fails_on(0), **options)
+    assert is_played(journal, 4, 1, keep_failures=True)
+    assert not is_played(journal, 4, 1)
+    options |= {"resume": True, "keep_failures": True, "progress": watcher if watched else None}
+    again = evaluate(GUESS, counts_up(), **options)
+    assert (again.failures, again.scenarios, again.attempts) == (first.failures, first.scenarios, 4)
+    assert watcher.failures == watched
+    # They count as failures, whoever watches.
+    with pytest.raises(TooManyFailures, match="1 of 4"):
+        evaluate(GUESS, counts_up(), max_failure_rate=0.1, **options)
+    # An episode that was interrupted is played all the same.
+    journal.append(episode(failure="cancelled", id="eval/3/0"))
+    assert not is_played(journal, 4, 1, keep_failures=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"agent": "another"}, "with agent 'counts up', and now it is 'another'"),
+        ({"env_kwargs": {**EASY, "high": 2}}, "with env_kwargs {'high': 3, 'max_turns': 3}, and now it is {'high': 2, 'max_turns': 3}"),
+        ({"split": "validation"}, "with split 'test', and now it is 'validation'"),
+        ({"played_by": {"model": "a", "digest": "2"}}, "with digest '1', and now it is '2'"),
+        ({"played_by": {"model": "b", "digest": "1"}}, "with model 'a', and now it is 'b'"),
+        ({"played_by": {"model": "a", "temperature": 0.5}}, "with temperature None, and now it is 0.5"),
+    ],
+)
+def test_a_journal_of_somebody_or_something_else_is_refused(tmp_path, changed, what):
+    journal = EpisodeStore(tmp_path).journal("eval")
+    options = {"n": 2, "env_kwargs": EASY, "journal": journal, "played_by": {"model": "a", "digest": "1"}}
+    evaluate(GUESS, counts_up(), **options)
+    before = journal.path.read_bytes()
+    agent = ScriptedAgent(lambda state: call("guess", number=1), name=changed.pop("agent", "counts up"))
+    with pytest.raises(UsageError, match=re.escape(what)) as refused:
+        evaluate(GUESS, agent, resume=True, **{**options, "n": 3, **changed})
+    assert "resume with the same, or play anew in another folder" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert journal.path.read_bytes() == before
+
+
+def test_who_played_is_in_the_result_and_remembered(tmp_path):
+    journal = EpisodeStore(tmp_path).journal("eval")
+    options = {"n": 2, "env_kwargs": EASY, "journal": journal}
+    played_by = {"model": "a", "step": 3}
+    result = evaluate(GUESS, counts_up(), played_by=played_by, concurrency=2, **options)
+    assert (result.played_by, result.split, result.env_kwargs, result.concurrency) == (played_by, "test", EASY, (2,))
+    # What isn't known any more isn't compared.
+    again = evaluate(GUESS, counts_up(), resume=True, **options)
+    assert (again.played_by, again.concurrency) == (played_by, (2,))
+    more = evaluate(GUESS, counts_up(), resume=True, concurrency=5, **{**options, "n": 3})
+    assert (more.played_by, more.concurrency) == (played_by, (2, 5))
+
+
+def test_a_reward_that_is_no_number_fails_its_episode_and_says_so():
+    result = evaluate(BROKEN, counts_up(), n=2)
+    assert result.failures == {"environment": 2}
+    assert "reward must be finite, not nan" in result.first_failure
+    assert (result.mean_reward, result.reward_interval) == (0.0, None)
 
 
 def test_an_evaluation_in_which_too_many_fail_is_given_up():

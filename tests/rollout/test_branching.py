@@ -1,6 +1,9 @@
 """Branching: episodes that begin in the middle of another one, and share what it said until there."""
 
+import threading
+
 import gymnasium
+import numpy as np
 import pytest
 
 from art_gym import ToolEnv, replay, tool
@@ -99,7 +102,7 @@ async def test_the_agents_memory_is_each_branchs_own(an_agent, play):
     assert said[0] != said[1]
 
 
-async def test_a_resumed_rollout_plays_the_branches_that_are_missing(ledger, an_agent, play, open_store):
+async def test_a_resumed_rollout_plays_trees_again_of_which_something_is_missing(ledger, an_agent, play, open_store):
     starts = [Scenario(f"s{seed}", seed=seed) for seed in range(3)]
     whole = open_store().journal("whole")
     expected = await play(Runner(ledger, an_agent(odd=adding), group_size=2, branch=branch_at({2: 2})), starts, journal=whole)
@@ -114,8 +117,8 @@ async def test_a_resumed_rollout_plays_the_branches_that_are_missing(ledger, an_
     assert [[e.id.partition("/")[2] for e in group.episodes] for group in groups] == [
         [e.id.partition("/")[2] for e in group.episodes] for group in expected
     ]
-    # Two turns of the branch, and the whole of the trunk that was missing with its branches, whose turns had gone with it.
-    assert len(agent.asked) == 2 + (4 + 2 + 2)
+    # Two of six trunks, with all that branches off them: what the agent remembered where a branch is missing, nobody knows any more.
+    assert len(agent.asked) == 2 * (4 + 2 + 2)
     again = {episode.id: [turn.action for turn in episode.turns] for group in groups for episode in group.episodes}
     for group in expected:
         for episode in group.episodes:
@@ -127,10 +130,78 @@ async def test_a_rule_that_always_says_yes_is_stopped(an_agent, play):
         await play(Runner(Instant, an_agent(odd=adding), branch=lambda episode, state: 8), [Scenario("s", seed=3)])
 
 
-@pytest.mark.parametrize("count", [-1, 1.5, True, None, "two"])
+@pytest.mark.parametrize("count", [-1, 1.5, None, "two"])
 async def test_a_rule_returns_a_number_of_episodes(an_agent, play, count):
-    with pytest.raises(UsageError, match="branch returned"):
+    with pytest.raises(UsageError, match="it must return how many episodes branch off"):
         await play(Runner(Instant, an_agent(odd=adding), branch=lambda episode, state: count), [Scenario("s", seed=3)])
+
+
+async def test_a_rule_may_return_numpys_numbers(an_agent, play):
+    rule = lambda episode, state: np.int64(state.turn == 1 and episode.parent is None)  # noqa: E731
+    (group,) = await play(Runner(Instant, an_agent(odd=adding), branch=rule), [Scenario("s", seed=3)])
+    assert len(group.episodes) == 2
+
+
+async def test_a_rule_that_raises_is_named(an_agent, play):
+    def rule(episode, state):
+        raise KeyError("entropy")
+
+    with pytest.raises(UsageError, match=r"branch raised KeyError\('entropy'\)"):
+        await play(Runner(Instant, an_agent(odd=adding), branch=rule), [Scenario("s", seed=3)])
+
+
+async def test_memory_that_can_not_be_copied_is_named(an_agent, play):
+    def odd(state):
+        state.memory["lock"] = threading.Lock()
+        return adding(state)
+
+    with pytest.raises(UsageError, match="memory can't be copied for a branch"):
+        await play(Runner(Instant, an_agent(odd=odd), branch=branch_at({1: 1})), [Scenario("s", seed=3)])
+
+
+class Shaky(Instant):
+    """Its snapshot fails, and it doesn't repeat what it did."""
+
+    played = 0
+
+    def snapshot(self):
+        raise OSError("the disk is full")
+
+    def start(self):
+        Shaky.played += 1
+        super().start()
+        return "The ledger begins."
+
+    @tool
+    def add(self, number: int) -> str:
+        """Add a number."""
+        said = super().add(number)
+        return said if Shaky.played == 1 else said.upper()
+
+
+async def test_a_branch_whose_environment_does_not_repeat_its_parents_steps_fails_and_its_parent_does_not(an_agent, play):
+    Shaky.played = 0
+    (group,) = await play(Runner(Shaky, an_agent(odd=adding), branch=branch_at({2: 1})), [Scenario("s", seed=3)])
+    trunk, branch = group.episodes
+    assert trunk.failure is None
+    assert branch.failure.kind == "environment"
+    assert "with the same actions it didn't do again in turn 0 what it did" in branch.failure.message
+
+
+async def test_branches_of_an_episode_that_is_played_again_are_superseded(an_agent, play, open_store):
+    journal = open_store().journal("a")
+    starts = [Scenario("s", seed=3)]
+    fails = an_agent(odd=lambda state: RuntimeError("gone") if state.turn == 3 and not state.memory.get("branch") else adding(state))
+    await play(Runner(Instant, fails, branch=branch_at({2: 3})), starts, journal=journal)
+    done = journal.latest()["a/0/0~1"]
+    done.failure, done.turns = None, done.turns[:2]
+    journal.append(done)
+    (group,) = await play(Runner(Instant, an_agent(odd=adding), branch=branch_at({1: 1})), starts, journal=journal, resume=True)
+    assert [episode.id for episode in group.episodes] == ["a/0/0", "a/0/0~0"]
+    latest = journal.latest()
+    assert latest["a/0/0~0"].shared_turns == 1
+    assert {latest[f"a/0/0~{number}"].failure.kind for number in (1, 2)} <= {"cancelled", "policy"}
+    assert "superseded" in latest["a/0/0~1"].failure.message
 
 
 @pytest.mark.parametrize("turns", [{0: 1}, {1: 0}, {-1: 2}, {1.5: 2}, {1: True}])

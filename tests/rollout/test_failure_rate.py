@@ -2,8 +2,10 @@
 
 import pytest
 
+from art_gym.episodes import Episode, Failure
 from art_gym.errors import TooManyFailures, UsageError
 from art_gym.rollout import Runner
+from art_gym.rollout.failures import FailureCount
 from art_gym.scenarios import Scenario
 
 
@@ -56,7 +58,22 @@ async def test_cut_episodes_do_not_count(steps, an_agent, play, scenarios):
     assert [len(group.failed) for group in groups] == [1] * 5
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.1, True, "half", float("nan"), {"polcy": 0.1}, {"policy": 2}])
+@pytest.mark.parametrize("rate", [-0.1, 1.1, True, "half", float("nan"), {"polcy": 0.1}, {"policy": 2}, {"cancelled": 0.1}, {"engine": 0.1}])
 def test_a_rate_is_a_share(steps, an_agent, rate):
     with pytest.raises(UsageError, match="max_failure_rate"):
         Runner(steps, an_agent(), max_failure_rate=rate)
+
+
+def test_rates_are_exact_and_small_ones_wait_for_enough_episodes():
+    def failed(number):
+        return Episode(f"e{number}", "x", Scenario("s", 0), failure=Failure("policy", "no"))
+
+    # 0.29 * 100 is a little less than 29 in floating point.
+    count = FailureCount(0.29)
+    for number in range(100):
+        count.add(failed(number) if number >= 71 else Episode(f"e{number}", "x", Scenario("s", 0)))
+    count.check()
+    count = FailureCount(0.02)
+    count.add(failed(0))
+    with pytest.raises(TooManyFailures, match="2 of 2"):
+        count.add(failed(1))

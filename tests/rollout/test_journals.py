@@ -102,3 +102,12 @@ async def test_a_scenario_that_json_cannot_hold_is_told_before_it_is_played(step
         with pytest.raises(UsageError, match=r"scenario 's' can't be recorded as JSON .*; give it JSON values only"):
             await play(Runner(steps, agent), [Scenario("s", 1, options)], journal=open_store().journal("a"))
     assert agent.asked == []
+
+
+async def test_a_journal_of_another_environment_or_of_other_options_is_refused(steps, instant_steps, an_agent, play, scenarios, open_store):
+    journal = open_store().journal("a")
+    await play(Runner(steps, an_agent()), scenarios(2, turns=1), journal=journal)
+    with pytest.raises(UsageError, match="was played in 'Steps', and this rollout plays 'InstantSteps'"):
+        await play(Runner(instant_steps, an_agent()), scenarios(2, turns=1), journal=journal, resume=True)
+    with pytest.raises(UsageError, match=r"\(another options\); resume with the same scenarios"):
+        await play(Runner(steps, an_agent()), scenarios(2, turns=3), journal=journal, resume=True)

@@ -68,3 +68,9 @@ def test_bad_numbers_are_refused(steps, an_agent):
             Runner(steps, an_agent(), oversample=oversample)
     with pytest.raises(UsageError, match="either oversample or branch"):
         Runner(steps, an_agent(), oversample=1, branch=branch_at({1: 1}))
+
+
+async def test_no_more_than_a_group_needs_finish_however_slow_the_disk_is(instant_steps, an_agent, play, scenarios, open_store):
+    journal = open_store().journal("a")
+    groups = await play(Runner(instant_steps, an_agent(), group_size=2, oversample=6), scenarios(5), journal=journal)
+    assert [len(group.finished) for group in groups] == [2] * 5

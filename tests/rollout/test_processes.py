@@ -373,7 +373,7 @@ async def test_a_call_cancelled_in_mid_step_does_not_disturb_the_next():
 async def test_an_import_that_never_ends_is_left_at_the_deadline(tmp_path, monkeypatch):
     (tmp_path / "endless_import.py").write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("art_gym.rollout._process_host.KILL_SECONDS", 0.3)
+    monkeypatch.setattr("art_gym.rollout._processes.KILL_SECONDS", 0.3)
     async with opened(make=Making("endless_import:endless/Import-v0")) as factory:
         host = factory.new()
         with pytest.raises(HostTimeoutError):
@@ -460,6 +460,60 @@ async def test_a_rollout_records_what_misbehaves_and_finishes_the_rest_as_ever()
         turns = [(turn.observation, turn.reward) for turn in episode.turns]
         expected = [(turn.observation, turn.reward) for turn in other.turns]
         assert turns == (expected[:1] if episode.failure else expected)
+
+
+def fork_server():
+    """The one that this process has."""
+    (server,) = [child for child in psutil.Process().children() if any("serve_forks" in word for word in child.cmdline())]
+    return server
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_fork_server_that_no_longer_runs_does_not_hold_up_the_end(monkeypatch, busy):
+    monkeypatch.setattr("art_gym.rollout._hosts.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("art_gym.rollout._processes.KILL_SECONDS", 0.5)
+    factory = host_factory("process", Rogue)
+    hosts = [await begun(factory) for _ in range(3)]
+    calls = [asyncio.create_task(answer(host, "nap", seconds=3600.0, timeout=3600.0)) for host in hosts if busy]
+    await asyncio.sleep(0.1)
+    fork_server().suspend()
+    begin = time.monotonic()
+    for task in calls:
+        task.cancel()
+    hosts[0].abandon()
+    await asyncio.gather(*(host.close() for host in hosts[1:]), *calls, return_exceptions=True)
+    await factory.close()
+    assert time.monotonic() - begin < 5
+
+
+async def test_an_end_that_is_cancelled_again_and_again_leaves_nothing(monkeypatch):
+    monkeypatch.setattr("art_gym.rollout._hosts.CLOSE_SECONDS", 0.5)
+    factory = host_factory("process", Rogue)
+    host = await begun(factory)
+    call_ = asyncio.create_task(answer(host, "nap", seconds=3600.0, timeout=3600.0))
+    await asyncio.sleep(0.1)
+    ending = asyncio.create_task(factory.close())
+    await asyncio.sleep(0)  # cancelled before it begins, it would never do so
+    for _ in range(20):
+        ending.cancel()
+        call_.cancel()
+        await asyncio.sleep(0.005)
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    await asyncio.gather(call_, return_exceptions=True)
+
+
+async def test_workers_that_were_ordered_when_the_fork_server_died_end_like_others():
+    async with opened() as factory:
+        await begun(factory)
+        server = fork_server()
+        server.suspend()
+        hosts = [factory.new() for _ in range(40)]
+        calls = [asyncio.create_task(host.call(reset_env, START, timeout=30)) for host in hosts]
+        await asyncio.sleep(0.2)
+        server.kill()
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, EnvironmentDied)
 
 
 @pytest.mark.slow

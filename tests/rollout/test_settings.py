@@ -51,14 +51,6 @@ async def test_a_function_that_makes_no_environment_stops_the_rollout(an_agent, 
         await play(Runner(lambda: made, an_agent()), scenarios())
 
 
-async def test_one_instance_is_never_played_by_two_at_once(steps, an_agent, play, scenarios):
-    env = steps()
-    groups = await play(Runner(lambda: env, an_agent(delay=0.05), concurrency=2), scenarios(2))
-    first, second = (group.episodes[0] for group in groups)
-    assert (first.failure, first.reward) == (None, 1.0)
-    assert "returned <Steps instance> again while it is played; make a new one each time" in second.failure.message
-
-
 @pytest.mark.parametrize("agent", [None, 3, "random", object()], ids=lambda agent: type(agent).__name__)
 def test_an_agent_has_a_name_act_and_close(steps, agent):
     with pytest.raises(UsageError, match=r"agent is .*, without name, act, close; an agent has a name, async def act"):
@@ -125,3 +117,9 @@ def test_environment_arguments_are_a_mapping(an_agent):
 def test_a_function_takes_no_environment_arguments(steps, an_agent):
     with pytest.raises(UsageError, match="env_kwargs go with"):
         Runner(steps, an_agent(), env_kwargs={"size": 3})
+
+
+@pytest.mark.parametrize("priority", ["high", None, 1.5, True])
+def test_a_priority_is_a_number(steps, an_agent, priority):
+    with pytest.raises(UsageError, match="priority"):
+        Runner(steps, an_agent(), priority=priority)

@@ -55,6 +55,52 @@ def test_a_prompt_that_stops_short_of_the_sampled_tokens_is_a_fork() -> None:
     assert second.fork == "sampled_tokens"
 
 
+def test_conversations_side_by_side_are_sequences_of_their_own() -> None:
+    # A main conversation, a sub-agent's in the middle of it, the main one asked twice at its end, and gone on with from the first answer.
+    played = episode(
+        turn([1, 2], [3]),
+        turn([8, 9], [7]),
+        turn([1, 2, 3, 4], [5]),
+        turn([8, 9, 7, 6], [6]),
+        turn([1, 2, 3, 4], [50]),
+        turn([1, 2, 3, 4, 5, 6], [9]),
+    )
+    assert [(one.token_ids, one.turns, one.fork) for one in episode_sequences(played)] == [
+        ([1, 2, 3, 4, 5, 6, 9], [-1, -1, 0, -1, 2, -1, 5], None),
+        ([8, 9, 7, 6, 6], [-1, -1, 1, -1, 3], "context"),
+        ([1, 2, 3, 4, 50], [-1, -1, -1, -1, 4], "again"),
+    ]
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Episode:
+    """A tree of calls: each goes on from an earlier call's end, from what it was asked, from some place in it, or from nothing."""
+    tokens = st.lists(st.integers(1, 3), max_size=4)
+    turns: list[Turn] = []
+    for _ in range(draw(st.integers(1, 12))):
+        before: list[int] = []
+        if turns:
+            earlier = draw(st.sampled_from(turns))
+            whole = [*(earlier.prompt_ids or []), *(earlier.completion_ids or [])]
+            before = draw(st.sampled_from([whole, earlier.prompt_ids or [], whole[: draw(st.integers(0, len(whole)))], []]))
+        completion = draw(tokens)
+        turns.append(turn([*before, *draw(tokens)], completion, [draw(st.floats(-9, 0)) for _ in completion]))
+    return episode(*turns)
+
+
+@given(conversations())
+def test_each_sampled_token_is_in_one_sequence_as_it_was_sampled(played: Episode) -> None:
+    found: dict[int, tuple[list[int], list[int], list[float]]] = {}
+    for sequence in episode_sequences(played):
+        for place, sampling in enumerate(sequence.turns):
+            assert (sampling >= 0) == sequence.sampled[place]
+            if sampling >= 0 and (place == 0 or sequence.turns[place - 1] != sampling):
+                assert sampling not in found
+                end = next((at for at in range(place, len(sequence)) if sequence.turns[at] != sampling), len(sequence))
+                found[sampling] = sequence.token_ids[:place], sequence.token_ids[place:end], sequence.logprobs[place:end]
+    assert found == {index: (one.prompt_ids, one.completion_ids, one.logprobs) for index, one in enumerate(played.turns) if one.completion_ids}
+
+
 def test_a_reply_cut_by_its_length_extends_like_any_other() -> None:
     cut = turn([1], [2, 3])
     cut.finish_reason = "length"
@@ -94,6 +140,8 @@ def test_every_sampled_token_is_trained_once_whatever_the_history_does(turns: li
         for position, token, sampled in zip(sequence.turns, sequence.token_ids, sequence.sampled, strict=True)
         if sampled
     ]
+    # A later turn may go on from an earlier sequence.
+    trained.sort(key=lambda found: found[0])
     assert trained == [(index, token) for index, (_, completion) in enumerate(turns) for token in completion]
     assert sum(sequence.fork is None for sequence in sequences) == 1
 
@@ -141,7 +189,8 @@ class Words:
         (["<user>", "Hi", "<bot>"], ["Yes", "<end>"], ["<user>", "Hi", "<bot>", "No", "<end>", "<user>"], "history"),
         (["<user>", "Hi", "<bot>"], ["Yes", "<end>"], ["<user>", "Hello", "<bot>", "Yes", "<end>", "<user>"], "history"),
         (["<user>", "Hi", "<bot>"], ["Yes", "<end>"], ["<user>", "Bye", "<bot>"], "history"),
-        (["<user>", "Hi", "<bot>"], ["Yes", "<end>"], ["<user>", "Hi", "<bot>"], "history"),
+        (["<user>", "Hi", "<bot>"], ["Yes", "<end>"], ["<user>", "Hi", "<bot>"], "again"),
+        (["<user>", "Hi", "<bot>"], ["Yes", "<end>"], ["<user>", "Hi"], "history"),
         (["<user>", "Hi", "<bot>"], ["Yes", "<end>"], ["<user>", "Hi", " ", "<bot>", "Yes", "<end>"], "history"),
     ],
 )  # fmt: skip

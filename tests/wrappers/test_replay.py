@@ -69,7 +69,7 @@ WRAPS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_an_unchanged_environment_has_no_divergence(vault: Any, tmp_path: Path, wrap: Any) -> None:
-    by_record, by_runner = recorded(wrap(vault()), tmp_path), rolled_out(lambda: wrap(vault()), ODD)
+    by_record, by_runner = recorded(wrap(vault()), tmp_path), rolled_out(lambda: wrap(vault()), [*ODD[:3], {"tool_calls": 7}, ODD[4]])
     assert len(by_record.turns) == len(by_runner.turns) >= 2
     for episode in (by_record, by_runner, Episode.from_dict(by_runner.to_dict())):
         assert replay(wrap(vault()), episode) is None

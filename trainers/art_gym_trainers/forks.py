@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str]
 """Turns token ids into their text, special tokens included: `token_decoder` makes one of a tokenizer."""
 
-ForkCause = Literal["reasoning", "boundary", "respelled", "tools", "history", "sampled_tokens", "context"]
-"""Why a prompt leaves the sequence so far. By their texts:
+ForkCause = Literal["again", "reasoning", "boundary", "respelled", "tools", "history", "sampled_tokens", "context"]
+"""Why a prompt leaves the sequence so far. By its tokens:
+
+- `again`: it is one that was answered before, in the same sequence: asked again, several times at once, or from an earlier place.
+
+By their texts:
 
 - `reasoning`: the template takes earlier reasoning out;
 - `boundary`: the text is the same and its tokens are others, since they merge differently when all of it is tokenised at once;
 - `respelled`: the template writes a reply's words in another way: a call's JSON, white space, the mark at its end;
 - `tools`: the tools that the prompt offers at its beginning changed;
-- `history`: the agent rewrote what was said.
+- `history`: the agent rewrote what was said, or began another conversation.
 
 Without a decoder only where the tokens part is known: among those that the policy sampled (`sampled_tokens`), or in what it was given
 (`context`).
@@ -64,6 +68,8 @@ def fork_cause(
     """
     place = common_prefix(token_ids, prompt_ids)
     sampled = turns[place] >= 0
+    if sampled and place == len(prompt_ids) and (place == 0 or turns[place - 1] != turns[place]):
+        return "again"
     if decode is None:
         return "sampled_tokens" if sampled else "context"
     theirs = decode(prompt_ids)

@@ -12,6 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_t
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from art_gym._hardware import fast_precision
 from art_gym.errors import MissingExtra, UsageError
 
 Method = Literal["lora", "qlora", "full"]
@@ -31,7 +32,7 @@ def load_policy(
     folder: Path,
     *,
     method: Method = "lora",
-    dtype: str = "bfloat16",
+    dtype: str | None = None,
     lora_rank: int = 16,
     lora_alpha: int = 32,
     saved: Path | None = None,
@@ -46,7 +47,7 @@ def load_policy(
     Args:
         folder: A model folder, as `art_gym_trainers.models.resolve` returns it.
         method: "lora", "full", or "qlora" (arXiv 2305.14314): an adapter on a base of 4 bits, for which a GPU and bitsandbytes are needed.
-        dtype: Of a LoRA's base weights: "float32" or "bfloat16".
+        dtype: Of a LoRA's base weights: "float32" or "bfloat16"; None for bfloat16 where this machine is fast in it, else float32.
         lora_rank: Rank of a fresh adapter.
         lora_alpha: Scale of a fresh adapter; its update is multiplied by `lora_alpha / lora_rank`.
         saved: A saved adapter, or with "full" a saved model, to go on from.
@@ -63,7 +64,8 @@ def load_policy(
         if saved is not None:
             load_saved(whole, saved)
         return whole
-    base = _load_in_4_bits(folder, DTYPES[dtype]) if method == "qlora" else AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype])
+    kind = DTYPES[dtype or fast_precision()]
+    base = _load_in_4_bits(folder, kind) if method == "qlora" else AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
     base.config.use_cache = False
     if saved is not None:
         return PeftModel.from_pretrained(base, saved, is_trainable=True)

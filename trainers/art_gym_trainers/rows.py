@@ -44,7 +44,7 @@ class RowCounts:
     Attributes:
         groups: Groups seen.
         dropped_groups: Groups left out since all their advantages are 0: fewer than two of their episodes finished, or all returns were equal.
-        failed_episodes: Episodes left out since they failed.
+        failed_episodes: Episodes left out since they failed; those that were cut, or else cancelled, don't count.
         forks: Sequences started in mid-episode, by cause.
         realigned: Turns that would have forked, but for `realign`.
         tokens: All tokens of the rows, context included.
@@ -77,7 +77,7 @@ def batch_rows(
     Args:
         groups: Of the whole batch.
         scheme: How returns are compared; see `art_gym_trainers.advantages`.
-        credit: By episode or by turn.
+        credit: By episode, by turn or by tree.
         discount: Of later rewards, a turn; with credit by turn only.
         decode: The tokens' text, by which the causes of forks are told apart; see `episode_sequences`.
         realign: Whether context that is only spelled in other tokens makes no fork; see `episode_sequences`.
@@ -89,12 +89,15 @@ def batch_rows(
     kept: list[list[Row]] = []
     for group, advantages in zip(groups, batch_advantages(groups, scheme, credit=credit, discount=discount), strict=True):
         counts.groups += 1
-        counts.failed_episodes += len(group.failed)
-        sequences = [sequence for episode in group.finished for sequence in episode_sequences(episode, decode=decode, realign=realign)]
-        for sequence in sequences:
-            counts.realigned += sequence.realigned
-            if sequence.fork is not None:
-                counts.forks[sequence.fork] = counts.forks.get(sequence.fork, 0) + 1
+        counts.failed_episodes += sum(episode.failure is not None and episode.failure.kind != "cancelled" for episode in group.failed)
+        sequences = []
+        for episode in group.finished:
+            for sequence in episode_sequences(episode, decode=decode, realign=realign):
+                sequences.append(sequence)
+                counts.realigned += sequence.realigned
+                # What a branch shares forked in its parent, and is counted there.
+                if sequence.fork is not None and sequence.first_turn >= episode.shared_turns:
+                    counts.forks[sequence.fork] = counts.forks.get(sequence.fork, 0) + 1
         if not tells_something(group, credit=credit, discount=discount):
             counts.dropped_groups += 1
             continue

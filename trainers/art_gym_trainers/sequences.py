@@ -1,8 +1,9 @@
 """Token sequences: an episode's recorded tokens, laid end to end for training.
 
-Nothing here renders a message or tokenises a text. A turn whose prompt extends the sequence so far is appended to it: the tokens between are
-context (tool results, the template's own marks) and are masked out; the sampled tokens are trained on. A turn whose prompt doesn't extend it
-starts a new sequence: a fork, counted with its cause (`art_gym_trainers.forks`).
+Nothing here renders a message or tokenises a text. A turn whose prompt extends a sequence of its episode is appended to it: the tokens between
+are context (tool results, the template's own marks) and are masked out; the sampled tokens are trained on. A turn whose prompt extends none
+starts a new sequence: a fork, counted with its cause (`art_gym_trainers.forks`). So conversations that an agent holds side by side, or goes
+back in, become the sequences of a tree, and each sampled token is trained on once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from art_gym.episodes import Episode, Turn
 from art_gym.errors import MissingTokens
 from art_gym_trainers.forks import Decode, ForkCause, aligned_end, fork_cause
+from art_gym_trainers.trees import common_prefix
 
 
 @dataclass(slots=True)
@@ -27,7 +29,8 @@ class TokenSequence:
         logprobs: Log-probability of each sampled token when it was sampled; 0.0 on context.
         turns: Index of the turn that sampled the token, the parent's turns too; -1 on what no turn sampled.
         fork: Why the sequence was started in mid-episode; None for an episode's first.
-        realigned: How many turns were appended although their prompts spelled the context before them in other tokens.
+        realigned: How many turns of the episode's own were appended although their prompts spelled the context before them in other tokens.
+        first_turn: Index of the turn that it began with.
     """
 
     episode_id: str
@@ -37,6 +40,7 @@ class TokenSequence:
     turns: list[int] = field(default_factory=list)
     fork: ForkCause | None = None
     realigned: int = 0
+    first_turn: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -76,18 +80,18 @@ def episode_sequences(episode: Episode, *, decode: Decode | None = None, realign
         prompt_ids, completion_ids, recorded = _recorded(episode, index, turn)
         logprobs = recorded if index >= episode.shared_turns else None
         cause = None
+        if (extended := _extended(sequences, prompt_ids)) is not None:
+            extended._append(index, prompt_ids[len(extended) :], completion_ids, logprobs)
+            continue
         if sequences:
-            current = sequences[-1]
-            if prompt_ids[: len(current)] == current.token_ids:
-                current._append(index, prompt_ids[len(current) :], completion_ids, logprobs)
-                continue
-            end = aligned_end(current.token_ids, current.turns, prompt_ids, decode) if realign and decode else None
+            nearest = _nearest(sequences, prompt_ids)
+            end = aligned_end(nearest.token_ids, nearest.turns, prompt_ids, decode) if realign and decode else None
             if end is not None:
-                current._append(index, prompt_ids[end:], completion_ids, logprobs)
-                current.realigned += 1
+                nearest._append(index, prompt_ids[end:], completion_ids, logprobs)
+                nearest.realigned += index >= episode.shared_turns
                 continue
-            cause = fork_cause(current.token_ids, current.turns, prompt_ids, tools=episode.tools, decode=decode)
-        started = TokenSequence(episode.id, fork=cause)
+            cause = fork_cause(nearest.token_ids, nearest.turns, prompt_ids, tools=episode.tools, decode=decode)
+        started = TokenSequence(episode.id, fork=cause, first_turn=index)
         started._append(index, prompt_ids, completion_ids, logprobs)
         sequences.append(started)
     return sequences
@@ -102,6 +106,17 @@ def require_tokens(episodes: Iterable[Episode]) -> None:
     for episode in episodes:
         for index, turn in enumerate(episode.turns):
             _recorded(episode, index, turn)
+
+
+def _extended(sequences: list[TokenSequence], prompt_ids: list[int]) -> TokenSequence | None:
+    """The longest sequence that the prompt extends; of several the latest, since an agent goes on from the answer that came last."""
+    found = [one for one in reversed(sequences) if prompt_ids[: len(one)] == one.token_ids]
+    return max(found, key=len, default=None)
+
+
+def _nearest(sequences: list[TokenSequence], prompt_ids: list[int]) -> TokenSequence:
+    """The sequence, the latest of several, that has most of the prompt's beginning."""
+    return max(reversed(sequences), key=lambda one: common_prefix(one.token_ids, prompt_ids))
 
 
 def _recorded(episode: Episode, index: int, turn: Turn) -> tuple[list[int], list[int], list[float]]:
