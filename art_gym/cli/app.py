@@ -229,6 +229,70 @@ def train(
     _launch.run(request, resume=resume, fresh=fresh, show_config=show_config)
 
 
+@app.command()
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="smollm2-135m, a folder or a hub id; may be left out where --dir goes on with one.")
+    ] = None,
+    adapter: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A LoRA adapter to begin with, such as a run's checkpoint.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", metavar="FOLDER", help="Where episodes, jobs and checkpoints are kept; serve/NAME if not given.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The name that clients ask for; the model's if not given.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but a loopback one needs API keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
+    attach: Annotated[
+        str | None, typer.Option(metavar="URL", help="A running vLLM server that takes adapters; nothing is launched then.")
+    ] = None,
+    public_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The address that clients know, if a reverse proxy has another.")
+    ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="API keys, a line each; or give them in ART_GYM_API_KEYS, with commas between.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help='Another name that clients may ask for, such as gpt-4o; "*" for any; repeatable.')
+    ] = None,
+    capture_all: Annotated[bool, typer.Option("--capture-all", help="Make an episode of each call that belongs to none.")] = False,
+    temperature: Annotated[float, typer.Option(min=0.01, max=2.0, help="Sampling temperature of captured calls.")] = 1.0,
+    client_sampling: Annotated[
+        bool, typer.Option("--client-sampling", help="Sample captured calls as clients ask instead; all episodes of a job must agree.")
+    ] = False,
+    no_train: Annotated[bool, typer.Option("--no-train", help="Capture and never train; nothing of torch is needed then.")] = False,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A limit of the gateway, such as open_episodes=100; repeatable.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of engine or trainer, such as engine.max_model_len=4096."),
+    ] = None,
+    shutdown_seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long a signal lets calls and jobs go on.")] = 30.0,
+) -> None:
+    """Serve a model to agents that speak OpenAI: capture what they do, take rewards, and train it through an API."""
+    from art_gym.cli import _serve
+
+    request = _serve.Request(
+        model=model,
+        adapter=adapter,
+        folder=folder,
+        name=name,
+        host=host,
+        port=port,
+        attach=attach,
+        public_url=public_url,
+        api_keys=api_keys,
+        aliases=alias or [],
+        capture_all=capture_all,
+        temperature=temperature,
+        client_sampling=client_sampling,
+        train=not no_train,
+        limits=limit or [],
+        assignments=set_ or [],
+        shutdown_seconds=shutdown_seconds,
+    )
+    _serve.run(request)
+
+
 @app.command("export")
 def export_(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, such as runs/Lookup-v0-seed0.")],
