@@ -234,7 +234,7 @@ def test_a_call_that_the_model_did_not_make_is_refused(play):
 
 
 def test_a_full_context_truncates_the_episode(play, mock):
-    mock.max_model_len = 150
+    mock.max_model_len = 60
 
     (episode,) = play(plain, SCENARIOS[:1])
     assert episode.failure is None
