@@ -46,7 +46,8 @@ def session(tmp_path: Path):
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *arguments]
+        # Another package's plugin, which loads Hypothesis by itself.
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:schemathesis", "--color=no", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"})
 
     return run
