@@ -6,14 +6,13 @@ The header lies in `_LABEL.json`; readers of a folder of tables pass over names 
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from art_gym._files import sync
+from art_gym._files import replacing, sync
 from art_gym.episodes import Episode, Failure
 from art_gym.errors import UsageError
 from art_gym.store import EpisodeIndex, Journal
@@ -95,10 +94,9 @@ class Header:
         """Write it beside the journal, whole or not at all."""
         path = header_path(journal)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"format": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
-        sync(temporary)
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps({"format": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+            sync(temporary)
 
     def check(self, before: Header, journal: Journal) -> None:
         """See whether what was played before was the same. What isn't known now of the agent isn't compared, and neither is a split's name

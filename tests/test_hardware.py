@@ -34,7 +34,7 @@ def test_bfloat16_is_for_machines_that_are_fast_in_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(_hardware, "has_nvidia_gpu", lambda: gpu)
     assert _hardware.fast_precision() == expected
     # Fixed when the configuration is made, so that a run that goes on elsewhere stays what it is.
-    assert ModelSection().model_dump()["dtype"] == ModelSection().dtype
+    assert ModelSection().model_dump()["dtype"] == expected
 
 
 def test_no_gpu_is_seen_where_it_is_hidden(monkeypatch):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from art_gym.cli.files import write_text
+from art_gym._files import write_text
 from art_gym.cli.run_folder import check_writable
 from art_gym.errors import UsageError
 from art_gym.testing.conformance import CHECKS, CheckResult, run_checks

@@ -11,9 +11,9 @@ from typing import BinaryIO, Literal
 
 import typer
 
+from art_gym._files import replacing
 from art_gym.cli._episodes_sft import Conversations, NoConversation
 from art_gym.cli._journals import check_labels, labels_of, store_of
-from art_gym.cli.files import replacing
 from art_gym.errors import UsageError
 from art_gym.store import EpisodeIndex, EpisodeStore, Stored, encode, write_parquet
 

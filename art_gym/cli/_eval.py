@@ -13,10 +13,10 @@ from typing import Any
 import typer
 
 from art_gym._evaluation_journal import Header, header_of
+from art_gym._files import write_text
 from art_gym.cli import _eval_report, preflight
 from art_gym.cli._eval_agents import Entrant, asked, entrant, tell
 from art_gym.cli._eval_settings import LOG, RESULT, AgentSetting, Settings, parse_agents, saved_result, with_journals
-from art_gym.cli.files import write_text
 from art_gym.comparison import Comparison
 from art_gym.errors import ArtGymError, EpisodeError
 from art_gym.evaluation import EPISODE_TIMEOUT, TURN_TIMEOUT, Evaluation, evaluate, is_played

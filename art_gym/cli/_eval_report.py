@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from art_gym._files import replacing
 from art_gym._version import __version__
 from art_gym.cli._eval_settings import Settings
-from art_gym.cli.files import replacing
 from art_gym.comparison import Comparison, Contrast, Difference
 from art_gym.evaluation import Evaluation, Spread
 from art_gym.statistics import Interval

@@ -105,7 +105,8 @@ def run(request: Request) -> None:
     model_folder = _check(request, config)
     # Bound now, so that a port that is taken is told before a minute is spent on the engine.
     with listening(request.host, request.port) as listener, _held(folder, config):
-        adapters = _publishes_adapters(config)
+        # The weights of an attached engine aren't ours.
+        adapters = config.engine.attach is not None or preflight.publishes_adapters(config)
         if request.adapter is not None:
             take_adapter(request.adapter, folder)
         engine = None if config.engine.attach else _engine(config, folder, model_folder, name, adapters=adapters, train=request.train)
@@ -288,36 +289,15 @@ def _check(request: Request, config: RunConfig) -> Path | None:
     return folder
 
 
-def _publishes_adapters(config: RunConfig) -> bool:
-    """As in a training run: adapters where vLLM is fast with them, or where its weights aren't ours."""
-    method, publisher = config.model.method, config.grpo.publisher
-    if config.engine.attach or method == "qlora" or publisher == "lora":
-        return True
-    device = preflight.engine_config(config.engine, folder=Path(config.model.name), dtype="auto").resolved_device()
-    return publisher == "auto" and method == "lora" and device == "cuda"
-
-
 def _engine(config: RunConfig, folder: Path, model_folder: Path | None, name: str, *, adapters: bool, train: bool) -> EngineConfig:
     """How to launch the engine; without adapters it reads a folder of the gateway's own, which each version is written over."""
-    launched = preflight.engine_config(config.engine, folder=model_folder or Path(), dtype=config.model.dtype)
-    dtype = config.engine.dtype
-    if dtype == "auto":
-        # Merged into bfloat16, most of a small update is rounded away.
-        dtype = "float32" if launched.resolved_device() == "cpu" and train else config.model.dtype
-    own = folder / "weights" if train and not adapters else model_folder
-    return launched.model_copy(
-        update={
-            "model": str(own),
-            "served_name": name,
-            "dtype": dtype,
-            "seed": config.seed,
-            "max_num_seqs": config.rollout.concurrency,
-            "enable_lora": adapters and train,
-            "max_lora_rank": config.model.lora_rank,
-            # The version that answers, and the one before it while its calls end; version 0 may be a third.
-            "max_loras": 3,
-        }
-    )
+    weights = folder / "weights" if train and not adapters else model_folder or Path()
+    # The version that answers, and the one before it while its calls end; version 0 may be a third.
+    launched = preflight.policy_engine(config, weights, name, adapters=adapters and train, max_loras=3)
+    if not train and config.engine.dtype == "auto":
+        # Nothing is merged into it.
+        return launched.model_copy(update={"dtype": config.model.dtype})
+    return launched
 
 
 def _short(model: str) -> str:

@@ -14,7 +14,7 @@ from peft import PeftModel
 
 from art_gym.cli.config import RunConfig
 from art_gym.cli.live import LiveTable
-from art_gym.cli.preflight import attached_engine, engine_config
+from art_gym.cli.preflight import attached_engine, policy_engine, publishes_adapters
 from art_gym.engine import AttachedEngine, Engine
 from art_gym_agents import ChatAgent
 from art_gym_trainers.publish import LoraPublisher, MergedPublisher, Probe, Published, Publisher, prepare_weights
@@ -93,34 +93,15 @@ class Serving:
         return attached_engine(self._config.engine)
 
     def _launched(self, model_folder: Path) -> Engine:
-        settings = self._config
-        config = engine_config(settings.engine, folder=model_folder, dtype=settings.model.dtype)
-        device = config.resolved_device()
-        self._lora = self._publishes_adapters(device)
-        dtype = settings.engine.dtype
-        if dtype == "auto":
-            # Merged into bfloat16, most of a small update is rounded away.
-            dtype = "float32" if device == "cpu" else settings.model.dtype
-        config = config.model_copy(
-            update={
-                "served_name": self._name,
-                "dtype": dtype,
-                "seed": settings.seed,
-                "max_num_seqs": settings.rollout.concurrency,
-                "enable_lora": self._lora,
-                "max_lora_rank": settings.model.lora_rank,
-                "enable_sleep": device == "cuda",
-            }
-        )
+        self._lora = publishes_adapters(self._config)
+        # Without adapters the engine reads a folder of the run's own, which each publish writes over. A run that goes on publishes before
+        # it plays.
+        folder = model_folder if self._lora else self._folder / "weights"
+        config = policy_engine(self._config, folder, self._name, adapters=self._lora)
+        config = config.model_copy(update={"enable_sleep": config.resolved_device() == "cuda"})
         if not self._lora:
-            # The engine reads a folder of the run's own, which each publish writes over. A run that goes on publishes before it plays.
-            prepare_weights(model_folder, self._folder / "weights", dtype)
-            config = config.model_copy(update={"model": str(self._folder / "weights")})
+            prepare_weights(model_folder, folder, config.dtype)
         return Engine(config, log=self._folder / "engine.log", progress=lambda line: self._live.phase("engine", line))
-
-    def _publishes_adapters(self, device: str) -> bool:
-        method, publisher = self._config.model.method, self._config.grpo.publisher
-        return method == "qlora" or publisher == "lora" or (publisher == "auto" and method == "lora" and device == "cuda")
 
     def _make_publisher(self, policy: PeftModel | PreTrainedModel, probe_tokens: Sequence[int]) -> Publisher:
         dtype = self.engine.config.dtype if isinstance(self.engine, Engine) else "auto"

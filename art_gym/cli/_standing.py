@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from art_gym._files import write_text
 from art_gym._version import __version__
 from art_gym.cli.config import RunConfig
-from art_gym.cli.files import write_text
 from art_gym.cli.report import read_evaluations, read_metrics
 from art_gym.errors import RunStopped, UsageError
 from art_gym_trainers import alarms, checkpoints

@@ -16,14 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_gym._files import sync, sync_all
+from art_gym._files import sync, sync_all, write_text
 from art_gym.cli import _standing
 from art_gym.cli._figures import batch_row
 from art_gym.cli._grpo_arguments import computes_in_bfloat16, grpo_arguments
 from art_gym.cli._practice import Practice, first_scenarios
 from art_gym.cli._serving import Serving
 from art_gym.cli.config import RunConfig
-from art_gym.cli.files import write_text
 from art_gym.cli.live import LiveTable
 from art_gym.cli.report import read_evaluations, write_report
 from art_gym.episodes import Episode, EpisodeGroup

@@ -24,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
+from art_gym._files import write_text
 from art_gym._hardware import Precision, fast_precision
-from art_gym.cli.files import write_text
 from art_gym.cli.values import describe, flatten, read_yaml
 from art_gym.errors import UsageError
 

@@ -67,21 +67,11 @@ def check_training(config: RunConfig, *, progress: Callable[[str], None]) -> Pat
     return folder
 
 
-def check_environment(env_id: str, kwargs: Mapping[str, Any]) -> None:
-    """Make one environment, look whether it is of the right kind, and close it.
-
-    Raises:
-        UsageError: Unknown id, arguments that the environment doesn't take, or an environment without scenarios or tool calls.
-    """
-    with _environment(env_id, kwargs):
-        pass
-
-
 def take_scenarios(env_id: str, kwargs: Mapping[str, Any], split: Split, n: int, *, way_out: str) -> list[Scenario]:
     """Take the first `n` scenarios of a split; `way_out` tells the user what to do where there are fewer.
 
     Raises:
-        UsageError: There are fewer, or what `check_environment` refuses.
+        UsageError: There are fewer; unknown id, arguments that the environment doesn't take, or an environment without scenarios or tool calls.
     """
     with _environment(env_id, kwargs) as env:
         # Their number is no argument of `scenarios`, which may be endless.
@@ -231,3 +221,42 @@ def engine_config(section: EngineSection, *, folder: Path, dtype: str, **options
         return EngineConfig.model_validate(values)
     except ValidationError as error:
         raise UsageError(f"engine: {describe(error, EngineConfig)}") from None
+
+
+def publishes_adapters(config: RunConfig) -> bool:
+    """Whether versions go to the launched engine as adapters rather than merged weights: where it is fast with them, or a setting says so."""
+    method, publisher = config.model.method, config.grpo.publisher
+    if method == "qlora" or publisher == "lora":
+        return True
+    device = engine_config(config.engine, folder=Path(config.model.name), dtype="auto").resolved_device()
+    return publisher == "auto" and method == "lora" and device == "cuda"
+
+
+def policy_engine(config: RunConfig, folder: Path, name: str, *, adapters: bool, **options: Any) -> EngineConfig:
+    """How to launch the engine that serves a policy which is trained.
+
+    Args:
+        config: The run's.
+        folder: The weights that it reads.
+        name: What clients call the policy.
+        adapters: Whether versions are published as adapters.
+        options: Further ones of the engine's.
+
+    Raises:
+        UsageError: The engine doesn't take a setting's value.
+    """
+    launched = engine_config(config.engine, folder=folder, dtype=config.engine.dtype)
+    if launched.dtype == "auto":
+        # Merged into bfloat16, most of a small update is rounded away.
+        dtype = "float32" if launched.resolved_device() == "cpu" else config.model.dtype
+        launched = launched.model_copy(update={"dtype": dtype})
+    return launched.model_copy(
+        update={
+            "served_name": name,
+            "seed": config.seed,
+            "max_num_seqs": config.rollout.concurrency,
+            "enable_lora": adapters,
+            "max_lora_rank": config.model.lora_rank,
+            **options,
+        }
+    )

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from art_gym._files import replacing, write_text
 from art_gym._version import __version__
 from art_gym.cli.config import RunConfig
-from art_gym.cli.files import replacing, write_text
 from art_gym.cli.live import COLUMNS, cell, clock
 from art_gym.errors import MissingExtra, UsageError
 from art_gym.evaluation import Evaluation

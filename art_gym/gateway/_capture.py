@@ -290,4 +290,4 @@ def _tokens(messages: list[_RawMessage] | None) -> list[int] | None:
 
 
 def _finite(numbers: list[float | None]) -> bool:
-    return None not in numbers and math.isfinite(sum(cast("list[float]", numbers)))
+    return None not in numbers and all(map(math.isfinite, cast("list[float]", numbers)))

@@ -99,18 +99,6 @@ class Database:
             )
         )
 
-    async def get_job(self, id: str) -> dict[str, Any]:
-        """A job as it was stored.
-
-        Raises:
-            UnknownJob: There is none.
-        """
-        row = await self._read(lambda connection: connection.execute("SELECT data FROM jobs WHERE id = ?", (id,)).fetchone())
-        if row is None:
-            raise UnknownJob(id)
-        job: dict[str, Any] = msgspec.json.decode(row[0])
-        return job
-
     async def jobs(self) -> list[dict[str, Any]]:
         """All jobs, the oldest first."""
         rows = await self._read(lambda connection: connection.execute("SELECT data FROM jobs ORDER BY seq").fetchall())

@@ -11,7 +11,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -337,14 +337,6 @@ class SessionStore(Database):
             return episode_of(record, [call_of(data) for data in call_data(connection, id)])
 
         return await self._read(do)
-
-    async def episodes(self, ids: Iterable[str]) -> list[Episode]:
-        """Several, in the order given.
-
-        Raises:
-            UnknownEpisode: One of them isn't there.
-        """
-        return [await self.episode(id) for id in ids]
 
     def states(self) -> dict[str, int]:
         """How many episodes there are in each state."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 from art_gym._actions import message_of
 from art_gym.errors import ContextOverflow, PolicyError, UsageError
 from art_gym.messages import AssistantMessage
+from art_gym.rollout._cancelling import ends_the_task
 from art_gym.rollout._threads import Outcome
 from art_gym.rollout.agent import Agent, Reply, TurnState
 
@@ -65,10 +66,8 @@ async def _acting(agent: Agent, state: TurnState) -> Outcome[Reply]:
     except Exception as error:  # noqa: BLE001  # told where it was asked
         return Outcome(error=error)
     except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, KeyboardInterrupt | GeneratorExit) or (isinstance(error, asyncio.CancelledError) and task and task.cancelling()):
+        if ends_the_task(error):
             raise
-        # The SystemExit of a library that gives up, or a task of the agent's own that was cancelled: neither is the rollout's end.
         wrapped = RuntimeError(f"raised {error!r}")
         wrapped.__cause__ = error
         return Outcome(error=wrapped)

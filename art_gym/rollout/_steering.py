@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from numbers import Real
 
+from art_gym.rollout._cancelling import ends_the_task
 from art_gym.rollout.agent import ServerLoad
 
 _log = logging.getLogger(__name__)
@@ -90,12 +91,9 @@ class Servers:
             if load is not None:
                 _check(load)
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, KeyboardInterrupt | GeneratorExit) or (
-                isinstance(error, asyncio.CancelledError) and task and task.cancelling()
-            ):
+            if ends_the_task(error):
                 raise
-            # The agent is the user's, and so is a task of its own that was cancelled; the rollout goes on without what it would have told.
+            # The rollout goes on without what it would have told.
             self.told = True
             if not self._warned:
                 self._warned = True

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,10 @@ from aiohttp import web
 from art_gym.rollout import TurnState
 from art_gym.scenarios import Scenario
 from art_gym.spaces import ToolCallSpace
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+collect_ignore = ["http_server.py"]
 
 GUESS = {
     "type": "function",

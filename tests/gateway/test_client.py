@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,13 +143,17 @@ async def test_coroutine_functions_are_gathered_in_the_event_loop(gateway: str) 
     assert "did not end within 1.5 s" in str(groups[1].episodes[0].failure)
 
 
-def test_a_job_is_followed_to_its_end(trained: Any) -> None:
-    _, client = trained
+def test_a_job_is_followed_to_its_end(trained: Any, tmp_path: Path) -> None:
+    served, client = trained
     events: list[dict[str, Any]] = []
     outcome = client.train(GROUPS, learning_rate=1e-3, on_event=events.append)
     assert outcome.version == "mock@1"
     assert [event["type"] for event in events if event["type"] != "heartbeat"] == ["queued", "started", "step", "published", "finished"]
-    assert client.checkpoints()["active"] is not None
+    assert client.checkpoints()["active"] == 1
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (served.folder / "checkpoints" / "step-0001" / name).write_text("{}")
+    with zipfile.ZipFile(client.download_adapter(1, tmp_path / "adapter.zip")) as archive:
+        assert sorted(archive.namelist()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
 async def test_a_job_is_followed_asynchronously(trained: Any) -> None:

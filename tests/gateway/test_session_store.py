@@ -97,7 +97,7 @@ async def test_an_episode_becomes_one_of_art_gym_with_the_reward_on_the_last_tur
         await store.add_call(id, a_call(number))
     await store.finish(id, **{**END, "reward": 0.5, "metrics": {"success": 0}})
 
-    (episode,) = await store.episodes([id])
+    episode = await store.episode(id)
 
     assert [turn.reward for turn in episode.turns] == [0.0, 0.5]
     assert (episode.scenario.id, episode.scenario.options, episode.metrics) == ("q17", {"question": "why"}, {"success": 0.0})
